@@ -1,0 +1,1 @@
+"""Scoring, records, and every table and figure of the document-table study."""

@@ -1,0 +1,1 @@
+"""The `class_bpb` metric and its engine, `statistics`."""
