@@ -49,7 +49,8 @@ def lookup_rows(
     Equals `modeling_doctab.naive.lookup_document_table` on each row.
 
     Args:
-        input_ids: [rows, length] integers that fit in int32; each row is searched alone.
+        input_ids: [rows, length] integers that fit in int32; each row is searched alone. A negative
+            id is padding: no suffix that holds one matches.
         max_order: the longest suffix to look for, 1 to 8.
         segment_ids: [rows, length] integers; a segment is a maximal run of equal ids, and no n-gram
             and no match crosses from one into another. None: each row is one segment.
@@ -190,7 +191,9 @@ def _lookup_general(tokens, starts, max_order, span, slots, order, candidate, di
             known = True  # whether the suffix one shorter is in its table
             mixed = np.uint64(0)
             for n in range(1, min(max_order, t - start + 1) + 1):
-                mixed = (mixed ^ np.uint64(np.uint32(ids[t - n + 1]))) * _HASH_MULTIPLIER
+                if ids[t - n + 1] < 0:
+                    break
+                mixed = (mixed ^ np.uint64(ids[t - n + 1])) * _HASH_MULTIPLIER
                 mixed ^= mixed >> np.uint64(32)
                 slot = np.int64((mixed * _HASH_MULTIPLIER) >> shift)
                 s = slots[n - 1, slot]

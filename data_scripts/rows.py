@@ -252,7 +252,7 @@ def donor_chunks(
 
 
 def segments_at_bos(input_ids: np.ndarray, bos_token_id: int) -> np.ndarray:
-    """Number the documents of each row: int64 [rows, length], one more from each BOS after slot 0."""
+    """Number each row's documents from 0: int64 [rows, length]; a BOS after slot 0 opens one."""
     return np.cumsum(input_ids == bos_token_id, axis=1) - (input_ids[:, :1] == bos_token_id)
 
 

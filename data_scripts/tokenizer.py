@@ -223,8 +223,8 @@ def read_tiktoken_ranks(path: str | Path) -> dict[bytes, int]:
         except (ValueError, binascii.Error):
             raise ValueError(
                 f"{path} must be tiktoken's text format, `base64 rank` on each line; line {number} "
-                "is not. A pickled encoding can run code when it is loaded: export its mergeable "
-                "ranks with tiktoken.load.dump_tiktoken_bpe where you trust it."
+                "is not. A pickled encoding can run code when it is loaded: write its "
+                "mergeable ranks as text, on a machine where you trust it."
             ) from None
     return ranks
 
