@@ -1,0 +1,68 @@
+"""A small chunk set of repetitive text, and run folders with tiny models."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from data_scripts.build import main as build
+from data_scripts.chunk_set import ChunkSet
+
+CHUNK_LENGTH = 64
+ROW_LENGTH = 16
+VOCAB_SIZE = 270
+
+
+def make_text(seed: int, num_words: int) -> str:
+    generator = random.Random(seed)
+    words = [f"{generator.choice('abcdefgh')}{i}" for i in range(20)]
+    return " ".join(generator.choice(words) for _ in range(num_words))
+
+
+@pytest.fixture(scope="session")
+def chunk_set(tmp_path_factory: pytest.TempPathFactory) -> ChunkSet:
+    """Splits train, dev (of several chunks a document, with remainders) and confirmation."""
+    folder = tmp_path_factory.mktemp("text")
+    for split, seeds, num_words in (("train", 8, 90), ("dev", 5, 110), ("confirm", 2, 80)):
+        for seed in range(seeds):
+            text = make_text(len(split) * 100 + seed, num_words + 17 * seed)
+            (folder / f"{split}_{seed}.txt").write_text(text)
+    out = folder / "set"
+    splits = [f"{split}={folder}/{split}_*.txt" for split in ("train", "dev", "confirm")]
+    build(
+        [
+            *("text", "--out", str(out), "--split", *splits, "--confirmation", "confirm"),
+            *("--chunk_length", str(CHUNK_LENGTH), "--vocab_size", str(VOCAB_SIZE)),
+        ]
+    )
+    return ChunkSet.open(out)
+
+
+@pytest.fixture
+def make_run(tmp_path: Path, tiny_model, chunk_set: ChunkSet) -> Callable[..., Path]:
+    """A function from a name, model fields and recipe fields to a finished run folder."""
+
+    def make(
+        name: str, seed: int = 44, baseline: str | None = None, data: dict | None = None, **changes
+    ) -> Path:
+        run = tmp_path / f"{name}_s{seed}"
+        fields = {
+            "vocab_size": chunk_set.vocab_size,
+            "bos_token_id": chunk_set.bos_token_id,
+            "max_position_embeddings": ROW_LENGTH,
+            "table_reach": CHUNK_LENGTH,
+            **changes,
+        }
+        tiny_model(seed=seed, **fields).save_pretrained(run / "final")
+        recipe = {"name": name, "seed": seed, "baseline": baseline, "data": data or {}}
+        (run / "config.yaml").write_text(yaml.safe_dump(recipe))
+        flops = 1e6 if fields["max_position_embeddings"] == ROW_LENGTH else 2e6
+        (run / "results.json").write_text(json.dumps({"flops_per_token": flops}))
+        return run
+
+    return make
