@@ -249,7 +249,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m evaluation.report",
         description="Print and write tables and figures from records: bits per byte, gains over "
-        "each arm's baseline with 95%% document-bootstrap intervals, gains by target class and by "
+        "each arm's baseline with 95% document-bootstrap intervals, gains by target class and by "
         "table state. Writes report.md, CSV and PNG files, and gains.json into each run folder.",
         epilog="Example: python -m evaluation.report demo/runs/b demo/runs/b_table "
         "--out demo/report",

@@ -225,3 +225,10 @@ def test_tables_line_up() -> None:
         "| a longer row | +0.1234 |",
     ]
     assert table.to_csv() == "a,value\nrow,1\na longer row,+0.1234\n"
+
+
+def test_help_reads_well(capsys) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["--help"])
+    assert stop.value.code == 0
+    assert "95% document-bootstrap" in capsys.readouterr().out
