@@ -7,6 +7,8 @@ Shape suffixes: B batch, T row length, D hidden_size, H query heads, K key/value
 import hashlib
 import inspect
 import math
+import shutil
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -38,6 +40,17 @@ from .loss_doctab import IGNORE_INDEX, linear_cross_entropy_sum, softcapped_logi
 # transformers 5.24 renamed `past_key_values` to `cache` everywhere.
 CACHE_NAME = (
     "cache" if "cache" in inspect.signature(create_causal_mask).parameters else "past_key_values"
+)
+
+
+# The files that a saved model needs to load where this package is not installed.
+REMOTE_CODE = (
+    "configuration_doctab.py",
+    "modeling_doctab.py",
+    "document_table.py",
+    "attention_doctab.py",
+    "cache_doctab.py",
+    "loss_doctab.py",
 )
 
 
@@ -236,6 +249,25 @@ class DocTabPreTrainedModel(PreTrainedModel):
         return super().get_correct_attn_implementation(
             WINDOWED if requested_attention is None else requested_attention, is_init_check
         )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the matrices, in which the model computes; embeddings may be stored in bf16."""
+        return cast(nn.Linear, self.get_submodule(self._matrix_name)).weight.dtype
+
+    @property
+    def _matrix_name(self) -> str:
+        prefix = "" if isinstance(self, DocTabModel) else f"{self.base_model_prefix}."
+        return f"{prefix}layers.0.mlp.up_proj"
+
+    def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
+        """As in transformers, and with this package's files, so that the folder loads anywhere
+        with `trust_remote_code=True`."""
+        super().save_pretrained(save_directory, **kwargs)
+        for name in REMOTE_CODE:
+            source = Path(__file__).with_name(name)
+            if Path(save_directory, name).resolve() != source.resolve():
+                shutil.copyfile(source, Path(save_directory, name))
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -467,7 +499,7 @@ class DocTabModel(DocTabPreTrainedModel):
         """Type of the residual stream: autocast's, else that of the matrices."""
         if torch.is_autocast_enabled(device.type):
             return torch.get_autocast_dtype(device.type)
-        return cast(DocTabDecoderLayer, self.layers[0]).mlp.up_proj.weight.dtype
+        return self.dtype
 
 
 class DocTabForCausalLM(DocTabPreTrainedModel, GenerationMixin):

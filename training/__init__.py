@@ -1,0 +1,1 @@
+"""Training: typed recipes, frozen batches, Muon + AdamW, atomic checkpoints."""

@@ -1,0 +1,200 @@
+"""From a recipe to what training needs: data, device, batches, model, and where to begin."""
+
+import contextlib
+import ctypes
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from data_scripts.chunk_set import ChunkSet
+from data_scripts.rows import TableOptions
+from modeling_doctab import DocTabConfig, DocTabForCausalLM
+from training import checkpoint
+from training.batches import BatchPlan, RowMaker
+from training.config import EXECUTION_KEYS, Recipe
+from training.metrics import Clock
+from training.optim import RecipeOptimizer
+
+
+def model_config(recipe: Recipe) -> DocTabConfig:
+    """The recipe's DocTabConfig; the table reaches over one chunk unless it says otherwise."""
+    return DocTabConfig(**{"table_reach": recipe.data.chunk_length, **recipe.model})
+
+
+def open_chunk_set(recipe: Recipe, config: DocTabConfig) -> ChunkSet:
+    """The recipe's chunk set, checked against the recipe.
+
+    Raises:
+        ValueError: if it is missing, or made for another vocabulary, BOS or chunk length.
+    """
+    if recipe.data.chunk_set is None:
+        raise ValueError(
+            "data.chunk_set must name a folder that `python -m data_scripts.build` wrote; give it "
+            "in the recipe or with --chunk_set DIR"
+        )
+    chunk_set = ChunkSet.open(recipe.data.chunk_set)
+    for name, ours, theirs in (
+        ("data.chunk_length", recipe.data.chunk_length, chunk_set.chunk_length),
+        ("model.vocab_size", config.vocab_size, chunk_set.vocab_size),
+        ("model.bos_token_id", config.bos_token_id, chunk_set.bos_token_id),
+    ):
+        if ours != theirs:
+            raise ValueError(
+                f"{name} is {ours} in the recipe, but {theirs} in the chunk set {chunk_set.path}"
+            )
+    return chunk_set
+
+
+def find_start(
+    recipe: Recipe, chunk_set: ChunkSet, resume: bool, overwrite: bool
+) -> tuple[Path, dict[str, Any]] | str | None:
+    """Where the run begins: None (anew), a checkpoint with its state, or "done".
+
+    Raises:
+        ValueError: if the folder holds another run, or a run that neither flag speaks of.
+    """
+    run_dir = recipe.run_dir
+    is_main = int(os.environ.get("RANK", "0")) == 0
+    if overwrite:
+        if is_main:
+            shutil.rmtree(run_dir, ignore_errors=True)
+        return None
+    found = checkpoint.latest_checkpoint(run_dir / "checkpoints")
+    if found is None:
+        return None
+    if not resume:
+        raise ValueError(
+            f"{run_dir} already holds a run. Continue it with --resume auto, start anew with "
+            "--overwrite, or choose another --output_dir."
+        )
+    state = found[1]
+    if state["recipe_sha256"] != recipe.sha256():
+        changed = ", ".join(_changed_keys(state["recipe"], recipe.as_dict()))
+        raise ValueError(
+            f"{run_dir} was trained with another recipe; it differs in: {changed}. Undo the "
+            "change, or start anew with --overwrite or another --output_dir."
+        )
+    if state["data_sha256"] != chunk_set.fingerprint:
+        raise ValueError(
+            f"{run_dir} was trained on another chunk set than {chunk_set.path} (manifest hash "
+            f"{state['data_sha256'][:12]} against {chunk_set.fingerprint[:12]}). Point "
+            "--chunk_set to the old one, or start anew with --overwrite."
+        )
+    if state["update"] == recipe.training.num_updates and (run_dir / "results.json").exists():
+        return "done"
+    return found
+
+
+def _changed_keys(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    ignored = {"output_dir", "description", "data.chunk_set"}
+    ignored |= {f"training.{key}" for key in EXECUTION_KEYS}
+    changed = []
+    for key in sorted(set(old) | set(new)):
+        name = prefix + key
+        if isinstance(old.get(key), dict) and isinstance(new.get(key), dict):
+            changed += _changed_keys(old[key], new[key], f"{name}.")
+        elif old.get(key) != new.get(key) and name not in ignored:
+            changed.append(f"{name} ({old.get(key)!r} then, {new.get(key)!r} now)")
+    return changed
+
+
+def make_accelerator(recipe: Recipe) -> Accelerator:
+    """accelerate for this machine, with its traps closed: world size, threads, precision."""
+    on_gpu = torch.cuda.is_available()
+    precision = recipe.training.precision
+    if precision == "auto":
+        precision = "bf16" if on_gpu else "fp32"
+    accelerator = Accelerator(
+        cpu=not on_gpu, mixed_precision="bf16" if precision == "bf16" else "no"
+    )
+    expected = int(os.environ.get("WORLD_SIZE", "1"))
+    if expected != accelerator.num_processes:
+        raise ValueError(
+            f"the launcher started {expected} processes, but accelerate sees "
+            f"{accelerator.num_processes}: each would train alone and overwrite the others. "
+            "Launch with accelerate_config.yaml (distributed_type: MULTI_GPU)."
+        )
+    if not on_gpu:
+        # accelerate launch sets OMP_NUM_THREADS to 1.
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        threads = recipe.training.num_threads
+        if threads == "auto":
+            threads = (
+                max(1, len(os.sched_getaffinity(0)) // local)
+                if hasattr(os, "sched_getaffinity")
+                else max(1, (os.cpu_count() or 1) // local)
+            )
+        torch.set_num_threads(int(threads))
+        keep_freed_memory()
+    else:
+        torch.set_float32_matmul_precision("high")
+    return accelerator
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep large freed blocks, which training on a CPU asks for again at once."""
+    if sys.platform != "linux":
+        return
+    with contextlib.suppress(AttributeError, OSError):
+        libc = ctypes.CDLL(None)
+        m_trim_threshold, m_top_pad, m_mmap_threshold = -1, -2, -3
+        for option in (m_trim_threshold, m_top_pad, m_mmap_threshold):
+            libc.mallopt(option, 1 << 28)
+
+
+def batch_plan(recipe: Recipe, world_size: int) -> BatchPlan:
+    """The recipe's batches, in chunks."""
+    t, chunk_length = recipe.training, recipe.data.chunk_length
+    return BatchPlan(
+        t.tokens_per_update // chunk_length, t.tokens_per_micro_batch // chunk_length, world_size
+    )
+
+
+def row_maker(recipe: Recipe, config: DocTabConfig, chunk_set: ChunkSet) -> RowMaker:
+    """Chunks to rows, with table fields for a model that has a table."""
+    table = None
+    if config.document_table:
+        table = TableOptions(
+            config.table_orders, recipe.data.table_source, recipe.data.table_dropout, recipe.seed
+        )
+    return RowMaker(
+        chunk_set.train_chunks(recipe.data.split),
+        config.max_position_embeddings,
+        config.bos_token_id,
+        table,
+        chunk_set.chunk_documents(recipe.data.split),
+    )
+
+
+def restore(
+    start: tuple[Path, dict[str, Any]], model: DocTabForCausalLM, optimizer: RecipeOptimizer
+) -> tuple[int, Clock]:
+    """Load weights and optimizer state; returns the next update and the seconds so far."""
+    path, state = start
+    weights, optimizer_state = checkpoint.load_tensors(path)
+    model.load_state_dict(weights)
+    optimizer.load_state_by_name(optimizer_state)
+    return state["update"], Clock(state["training_seconds"], state["loop_seconds"])
+
+
+def prepare_model(
+    model: DocTabForCausalLM, recipe: Recipe, accelerator: Accelerator
+) -> torch.nn.Module:
+    """Attention, recomputation, compilation, and DDP where there are several processes."""
+    on_gpu = accelerator.device.type == "cuda"
+    t = recipe.training
+    if t.attn_implementation is not None:
+        model.set_attn_implementation(t.attn_implementation)
+    if t.recomputation is True or (t.recomputation == "auto" and on_gpu):
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    if t.compile is True or (t.compile == "auto" and on_gpu):
+        for layer in model.model.layers:
+            layer.compile()
+    if accelerator.num_processes == 1:
+        return accelerator.prepare_model(model)
+    return accelerator.prepare(model)
