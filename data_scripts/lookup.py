@@ -2,7 +2,9 @@
 
 For each order a hash table maps an n-gram to the last position where it ended. A slot holds only a
 position: the n-gram itself is read from the row and compared, so a collision costs a probe and
-never a wrong answer. Every position takes one probe an order, whatever the row looks like.
+never a wrong answer. A position enters the tables of the orders that its segment has room for, so
+a position inside the segment is all that a match must be. Every position takes about one probe an
+order, whatever the row looks like.
 
 The kernels release the GIL, so a loader can look up several micro-batches in threads.
 """
@@ -155,7 +157,7 @@ def _lookup_packed(tokens, starts, max_order, span, slots, order, candidate, dis
             word = (word << np.uint64(16)) | np.uint64(tokens[row, t])
             words[t] = word
             start = starts[row, t] if segmented else 0
-            known = True  # whether the suffix one shorter is in its table
+            known = True  # whether the suffix one shorter is in its table: if not, this one is new
             for n in range(1, min(max_order, t - start + 1) + 1):
                 mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - 16 * n)
                 key = word & mask
@@ -168,7 +170,7 @@ def _lookup_packed(tokens, starts, max_order, span, slots, order, candidate, dis
                     s = slots[n - 1, slot]
                 slots[n - 1, slot] = t
                 known = s >= 0
-                if known and s - n + 1 >= start and t - s < span:
+                if known and s >= start and t - s < span:
                     order[row, t] = n
                     candidate[row, t] = tokens[row, s + 1]
                     distance[row, t] = t - s
@@ -188,7 +190,7 @@ def _lookup_general(tokens, starts, max_order, span, slots, order, candidate, di
         ids = tokens[row]
         for t in range(length):
             start = starts[row, t] if segmented else 0
-            known = True  # whether the suffix one shorter is in its table
+            known = True  # whether the suffix one shorter is in its table: if not, this one is new
             mixed = np.uint64(0)
             for n in range(1, min(max_order, t - start + 1) + 1):
                 if ids[t - n + 1] < 0:
@@ -208,7 +210,7 @@ def _lookup_general(tokens, starts, max_order, span, slots, order, candidate, di
                     s = slots[n - 1, slot]
                 slots[n - 1, slot] = t
                 known = s >= 0
-                if known and s - n + 1 >= start and t - s < span:
+                if known and s >= start and t - s < span:
                     order[row, t] = n
                     candidate[row, t] = ids[s + 1]
                     distance[row, t] = t - s
