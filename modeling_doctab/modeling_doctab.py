@@ -75,19 +75,23 @@ class DocTabRotaryEmbedding(nn.Module):
         self.max_seq_len_cached = config.max_position_embeddings
         self.original_max_seq_len = config.max_position_embeddings
         self.rope_type = config.rope_parameters["rope_type"]
-        rope_init = self.compute_default_rope_parameters
-        if self.rope_type != "default":
-            rope_init = ROPE_INIT_FUNCTIONS[self.rope_type]
-        inv_freq, self.attention_scaling = rope_init(config)
+        inv_freq, self.attention_scaling = self.compute_frequencies()
         self.inv_freq: torch.Tensor
+        self.original_inv_freq: torch.Tensor
         self.register_buffer("inv_freq", inv_freq, persistent=False)
         self.register_buffer("original_inv_freq", inv_freq.clone(), persistent=False)
+
+    def compute_frequencies(self) -> tuple[torch.Tensor, float]:
+        """Inverse frequencies [C/2] and the scale of cos and sin, by the config's `rope_type`."""
+        if self.rope_type == "default":
+            return self.compute_default_rope_parameters(self.config)
+        return ROPE_INIT_FUNCTIONS[self.rope_type](self.config)
 
     @staticmethod
     def compute_default_rope_parameters(
         config: DocTabConfig, device: Any = None, **kwargs: Any
     ) -> tuple[torch.Tensor, float]:
-        """Inverse frequencies [C/2] and the scale of cos and sin (1)."""
+        """Inverse frequencies [C/2] of plain rotary embeddings, and the scale 1."""
         exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device)
         base = config.rope_parameters["rope_theta"]
         return 1.0 / base ** (exponent / config.head_dim), 1.0
@@ -277,6 +281,11 @@ class DocTabPreTrainedModel(PreTrainedModel):
         values of a parameter therefore do not depend on which other parameters exist: a base model
         and its table model of one seed start with equal common parameters.
         """
+        if isinstance(module, DocTabRotaryEmbedding):
+            # Buffers that no checkpoint holds: from_pretrained leaves their memory unset.
+            inv_freq, _ = module.compute_frequencies()
+            init.copy_(module.inv_freq, inv_freq)
+            init.copy_(module.original_inv_freq, inv_freq)
         for name, parameter in module.named_parameters(recurse=False):
             kind, scale = getattr(module, "_initial", {}).get(name, (None, 0.0))
             if kind is None:
