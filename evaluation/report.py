@@ -266,12 +266,16 @@ def _parser() -> argparse.ArgumentParser:
         "--num_resamples", type=int, default=2000, help="bootstrap resamples of the documents"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the bootstrap")
+    parser.add_argument(
+        "--quiet", action="store_true", help="print only where the files were written"
+    )
     return parser
 
 
 def _run(arguments: argparse.Namespace) -> None:
     report = build_report(arguments.paths, arguments.out, arguments.num_resamples, arguments.seed)
-    print(report.text)
+    if not arguments.quiet:
+        print(report.text)
     print(f"Written: {len(report.files)} files; start at {Path(arguments.out) / 'report.md'}")
 
 

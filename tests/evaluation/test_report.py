@@ -181,6 +181,10 @@ def test_records_alone_are_enough(tmp_path: Path, capsys) -> None:
         write_records(records, files[-1])
     assert main([*map(str, files), "--out", str(tmp_path / "out"), "--num-resamples", "10"]) == 0
     assert "b_table s44" in capsys.readouterr().out
+    quiet = [*map(str, files), "--out", str(tmp_path / "out"), "--num-resamples", "10", "--quiet"]
+    assert main(quiet) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("Written: ")
     assert not list(tmp_path.glob("*.json"))
 
 
