@@ -1,11 +1,13 @@
-"""Fixtures that several rooms share: one tiny model, and the reference's golden values."""
+"""Fixtures that several rooms share: a tiny model, a tiny chunk set, the golden values."""
 
+import random
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from data_scripts.build import main as build
 from modeling_doctab import DocTabConfig, DocTabForCausalLM
 
 TINY = {
@@ -74,3 +76,26 @@ def golden_model(golden) -> DocTabForCausalLM:
     weights = {k.removeprefix("initial/"): v for k, v in golden.items() if "initial/" in k}
     model.load_state_dict(weights)
     return model
+
+
+@pytest.fixture(scope="session")
+def chunk_set(tmp_path_factory):
+    """A chunk set of made-up documents that repeat themselves; chunks of 64, vocabulary 300."""
+    folder = tmp_path_factory.mktemp("data")
+    rng = random.Random(0)
+    words = ["".join(rng.choices("abcdefghij", k=rng.randint(2, 6))) for _ in range(150)]
+    for split, count in (("train", 24), ("dev", 6)):
+        (folder / split).mkdir()
+        for i in range(count):
+            own = rng.choices(words, k=12)
+            text = " ".join(rng.choice(own if rng.random() < 0.6 else words) for _ in range(400))
+            (folder / split / f"{i}.txt").write_text(text)
+    target = folder / "chunk_set"
+    build(
+        [
+            "text",
+            *("--split", f"train={folder}/train/*.txt", f"dev_val={folder}/dev/*.txt"),
+            *("--chunk_length", "64", "--vocab_size", "300", "--out", str(target)),
+        ]
+    )
+    return target

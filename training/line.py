@@ -38,12 +38,12 @@ ids = [tokenizer.bos_token_id, *tokenizer(prompt, add_special_tokens=False)["inp
 out = model.generate(torch.tensor([ids]), max_new_tokens=48, do_sample=False)
 print(prompt + "\\033[1m" + tokenizer.decode(out[0, len(ids):]) + "\\033[0m")
 """
-PROMPT = '''def test_empty(self):
+PROMPT = """def test_empty(self):
         self.assertEqual(len(self.make()), 0)
         self.assertRaises(IndexError, self.make().pop)
 
     def test_one(self):
-        self.assertEqual('''
+        self.assertEqual("""
 
 
 @dataclass
@@ -137,7 +137,9 @@ def demo() -> None:
 
     with Phase("Result"):
         run("-m", "evaluation.report", *runs, "--out", folder / "report")
-    print(f"figure  {folder / 'report'}\ncard    {folder / 'runs' / 'lg_table' / 'final'}/README.md")
+    print(
+        f"figure  {folder / 'report'}\ncard    {folder / 'runs' / 'lg_table' / 'final'}/README.md"
+    )
     print(f"the whole demo took {time.perf_counter() - began:.0f} s")
 
 

@@ -16,6 +16,7 @@ import traceback
 from typing import Any
 
 import torch
+import transformers
 from accelerate import Accelerator
 from torch.distributed import is_initialized
 
@@ -40,6 +41,9 @@ from training.setup import (
     row_maker,
 )
 from training.stop import StopRequest
+
+# Saving shows its own bar for every file; ours says enough.
+transformers.utils.logging.disable_progress_bar()
 
 DONE, STOPPED, BAD_INPUT = 0, 75, 2
 
