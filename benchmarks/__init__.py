@@ -1,0 +1,1 @@
+"""Questions about speed, each answered by a ratio measured in one run."""
