@@ -18,9 +18,10 @@ from modeling_doctab import lookup_document_table
 ROWS, LENGTH, ORDERS = 16, 8192, 4
 
 
-def dictionaries(
-    rows: list[list[int]], max_order: int = ORDERS
-) -> list[list[tuple[int, int, int]]]:
+Fields = list[tuple[int, int, int]]  # (order, candidate, distance) of each position
+
+
+def dictionaries(rows: list[list[int]], max_order: int = ORDERS) -> list[Fields]:
     """One dictionary an order, from a tuple of ids to the last position that it ended at."""
     found: list[Fields] = []
     for row in rows:
