@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +9,11 @@ from typing import Any
 
 import torch
 import yaml
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from data_scripts.rows import TableOptions
 from evaluation.class_bpb.statistics import MAX_ORDER
+from evaluation.identity import checkpoint_sha256
 from modeling_doctab import DocTabForCausalLM
 
 
@@ -28,6 +28,7 @@ class Checkpoint:
         table: how its table's fields are made; for an arm without one, the plain table.
         table_reach: the chunk length that the table was trained with, or None.
         row_length: the longest row that the model was trained on.
+        vocab_size: number of ids that its head scores.
     """
 
     folder: Path
@@ -38,17 +39,12 @@ class Checkpoint:
     table: TableOptions
     table_reach: int | None
     row_length: int
+    vocab_size: int
 
     @property
     def sha256(self) -> str:
         """Hash of the names and contents of the weight files and the model's configuration."""
-        files = sorted([*self.folder.glob("*.safetensors"), self.folder / "config.json"])
-        digest = hashlib.sha256()
-        for file in files:
-            with file.open("rb") as stream:
-                content = hashlib.file_digest(stream, "sha256").hexdigest()
-            digest.update(f"{file.name} {content}\n".encode())
-        return digest.hexdigest()
+        return checkpoint_sha256(self.folder)
 
 
 def open_checkpoint(run: Path) -> Checkpoint:
@@ -75,8 +71,7 @@ def open_checkpoint(run: Path) -> Checkpoint:
         raise ValueError(
             f"table_orders must be at most {MAX_ORDER} to be scored by class; {run} has {orders}."
         )
-    if "max_position_embeddings" not in model:
-        raise ValueError(f"{folder / 'config.json'} must say max_position_embeddings.")
+    row_length, vocab_size = _sizes(folder, model)
     return Checkpoint(
         folder=folder,
         arm=recipe["name"],
@@ -86,10 +81,30 @@ def open_checkpoint(run: Path) -> Checkpoint:
         table=TableOptions(
             orders=orders,
             source=data.get("table_source", "document") if has_table else "document",
+            seed=int(recipe["seed"]),
         ),
         table_reach=int(model["table_reach"]) if has_table else None,
-        row_length=int(model["max_position_embeddings"]),
+        row_length=row_length,
+        vocab_size=vocab_size,
     )
+
+
+def _sizes(folder: Path, model: dict[str, Any]) -> tuple[int, int]:
+    """Row length and vocabulary size; other architectures name them in their own ways."""
+    names = ("max_position_embeddings", "vocab_size")
+    if all(name in model for name in names):
+        return int(model[names[0]]), int(model[names[1]])
+    try:
+        config = AutoConfig.from_pretrained(folder)
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"{folder} must hold a model that transformers knows: {error}") from None
+    sizes = [getattr(config, name, None) for name in names]
+    if not all(isinstance(size, int) for size in sizes):
+        raise ValueError(
+            f"{folder / 'config.json'} must say {' and '.join(names)}; found {sizes}. Add them: "
+            "the row length that the model was trained on, and the number of ids."
+        )
+    return int(sizes[0] or 0), int(sizes[1] or 0)
 
 
 def load_model(checkpoint: Checkpoint, device: torch.device) -> torch.nn.Module:

@@ -1,8 +1,8 @@
 """Evaluation formats: which rows a model sees, and which target each position of a row scores.
 
-In the training format every full chunk is scored as training sees it (Section 3.2). In a stride
-format windows overlap and every target of a document is scored once (Section 4.6). Both are streams
-of `RowBatch`, so that one loop scores either.
+In the training format every full chunk is scored as training sees it (Section 3.2); on packed rows
+that is the packed format (Section 4.9). In a stride format windows overlap and every target of a
+document is scored once (Section 4.6). All are streams of `RowBatch`, so that one loop scores any.
 """
 
 from __future__ import annotations
@@ -61,16 +61,18 @@ class RowBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class EvaluationFormat:
-    """`training`, or windows of one row length each `stride` targets apart.
+    """`training`, `packed`, or windows of one row length each `stride` targets apart.
 
     Attributes:
-        stride: None for the training format.
+        stride: None for the training and packed formats.
         reach: `chunk`, each target keeps the table fields of its training chunk; or `window`, the
             table searches the window's own inputs.
+        packed: whether rows hold several documents, each opened by BOS.
     """
 
     stride: int | None = None
     reach: str = "chunk"
+    packed: bool = False
 
     def __post_init__(self) -> None:
         if self.stride is not None and self.stride < 1:
@@ -81,11 +83,27 @@ class EvaluationFormat:
             raise ValueError(
                 "The training format has the reach of a chunk; --reach belongs to --format stride."
             )
+        if self.packed and self.stride is not None:
+            raise ValueError(
+                "Stride windows need whole documents; this split holds packed rows. Score it with "
+                "--format training."
+            )
 
     @property
     def name(self) -> str:
-        """`training`, or such as `stride1024-chunk`."""
-        return "training" if self.stride is None else f"stride{self.stride}-{self.reach}"
+        """`training`, `packed`, or such as `stride1024-chunk`."""
+        if self.stride is None:
+            return "packed" if self.packed else "training"
+        return f"stride{self.stride}-{self.reach}"
+
+    def on(self, chunk_set: ChunkSet, split: str) -> EvaluationFormat:
+        """This format on a split: `training` means `packed` where rows hold several documents."""
+        return replace(self, packed=is_packed(chunk_set, split))
+
+
+def is_packed(chunk_set: ChunkSet, split: str) -> bool:
+    """Whether the split's rows hold several documents: BOS stands among the targets."""
+    return bool((np.asarray(chunk_set.documents(split).tokens) == chunk_set.bos_token_id).any())
 
 
 def load_targets(chunk_set: ChunkSet, split: str, full_chunks: bool) -> TargetSet:
@@ -116,7 +134,7 @@ def load_targets(chunk_set: ChunkSet, split: str, full_chunks: bool) -> TargetSe
                 f"targets; {documents.ids[index]} has {len(document)}. Build the split without it."
             )
         # Orders look at the whole document, the scored part is cut afterwards.
-        order, distance = target_orders(document, chunk_set.bos_token_id, MAX_ORDER)
+        order, distance = _orders(document, chunk_set.bos_token_id)
         tokens.append(document[:length])
         orders.append(order[:length])
         distances.append(distance[:length])
@@ -134,6 +152,20 @@ def load_targets(chunk_set: ChunkSet, split: str, full_chunks: bool) -> TargetSe
     )
 
 
+def _orders(
+    tokens: IntArray, bos_token_id: int
+) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int32]]:
+    """Order and distance of every target, [targets]; in packed rows within its own document."""
+    order, distance = np.zeros(len(tokens), np.int8), np.zeros(len(tokens), np.int32)
+    # A BOS target opens the next document; it has no bytes and no class of its own.
+    edges = [-1, *np.flatnonzero(tokens == bos_token_id), len(tokens)]
+    for before, end in pairwise(edges):
+        part = slice(before + 1, end)
+        if part.start < end:
+            order[part], distance[part] = target_orders(tokens[part], bos_token_id, MAX_ORDER)
+    return order, distance
+
+
 @dataclass(frozen=True)
 class RowPlan:
     """What decides the rows of one arm.
@@ -148,35 +180,62 @@ class RowPlan:
     ablated: bool = False
 
 
+def score_units(targets: TargetSet, form: EvaluationFormat, plan: RowPlan) -> IntArray:
+    """Ranges of targets that can be scored apart: int64 [units, 2], start and end.
+
+    A unit is a chunk, or in a stride format a document.
+    """
+    if form.stride is not None:
+        edges = targets.document_starts
+    else:
+        edges = np.arange(0, len(targets.tokens) + 1, plan.chunk_length)
+    return np.stack([edges[:-1], edges[1:]], axis=1).astype(np.int64)
+
+
 def iter_rows(
-    targets: TargetSet, form: EvaluationFormat, plan: RowPlan, batch_size_tokens: int
+    targets: TargetSet,
+    form: EvaluationFormat,
+    plan: RowPlan,
+    batch_size_tokens: int,
+    units: IntArray | None = None,
+    done: npt.NDArray[np.bool_] | None = None,
 ) -> Iterator[RowBatch]:
-    """Yield all rows of a target set, about `batch_size_tokens` inputs at a time.
+    """Yield the rows of a target set, about `batch_size_tokens` inputs at a time.
+
+    Args:
+        targets: the set.
+        form: its format.
+        plan: the arm's rows.
+        batch_size_tokens: inputs in one batch; at least one row is always yielded.
+        units: indices into `score_units`; all if None.
+        done: [targets] targets that need no row any more.
 
     Raises:
         ValueError: if the row length does not fit the format.
     """
     if plan.table.dropout:
         plan = replace(plan, table=replace(plan.table, dropout=0.0))
+    if units is None:
+        units = np.arange(len(score_units(targets, form, plan)))
     if form.stride is None:
-        yield from _training_rows(targets, plan, batch_size_tokens)
+        parts = _training_rows(targets, plan, batch_size_tokens, units)
     else:
-        yield from _stride_rows(targets, form, plan, batch_size_tokens)
+        parts = _stride_rows(targets, form, plan, units)
+    yield from _batches(parts, max(1, batch_size_tokens // plan.row_length), done)
 
 
-def _training_rows(targets: TargetSet, plan: RowPlan, batch_size_tokens: int) -> Iterator[RowBatch]:
+def _training_rows(
+    targets: TargetSet, plan: RowPlan, batch_size_tokens: int, units: IntArray
+) -> Iterator[dict[str, IntArray]]:
     chunks = targets.tokens.reshape(-1, plan.chunk_length)
-    index = np.arange(chunks.size).reshape(-1, plan.row_length)
-    rows_per_chunk = plan.chunk_length // plan.row_length
     donors = None
     if plan.table.source == "foreign" and not plan.ablated:
         chunk_documents = targets.document[:: plan.chunk_length]
         donors = donor_chunks(chunk_documents, np.arange(len(chunks)), plan.table.seed)
     # Whole chunks make the table's fields; their rows may then be scored in several passes.
     chunks_per_step = max(1, batch_size_tokens // plan.chunk_length)
-    rows_per_pass = max(1, batch_size_tokens // plan.row_length)
-    for first in range(0, len(chunks), chunks_per_step):
-        chosen = np.arange(first, min(first + chunks_per_step, len(chunks)))
+    for first in range(0, len(units), chunks_per_step):
+        chosen = units[first : first + chunks_per_step]
         rows = chunk_rows(
             chunks[chosen],
             plan.row_length,
@@ -186,18 +245,15 @@ def _training_rows(targets: TargetSet, plan: RowPlan, batch_size_tokens: int) ->
             foreign=None if donors is None else chunks[donors[chosen]],
             ablate=plan.ablated,
         )
-        rows["target_index"] = index[first * rows_per_chunk :][: len(rows["input_ids"])]
-        yield from _cut(rows, rows_per_pass)
+        index = chosen[:, None] * plan.chunk_length + np.arange(plan.chunk_length)
+        yield rows | {"target_index": index.reshape(-1, plan.row_length)}
 
 
 def _stride_rows(
-    targets: TargetSet, form: EvaluationFormat, plan: RowPlan, batch_size_tokens: int
-) -> Iterator[RowBatch]:
+    targets: TargetSet, form: EvaluationFormat, plan: RowPlan, units: IntArray
+) -> Iterator[dict[str, IntArray]]:
     assert form.stride is not None
-    rows_per_pass = max(1, batch_size_tokens // plan.row_length)
-    waiting: list[dict[str, IntArray]] = []
-    starts = targets.document_starts
-    for start, end in pairwise(starts):
+    for start, end in score_units(targets, form, plan)[units]:
         rows = stride_windows(
             targets.tokens[start:end],
             plan.row_length,
@@ -209,25 +265,42 @@ def _stride_rows(
             ablate=plan.ablated,
         )
         scored = rows["target_index"] >= 0
-        rows["target_index"] = np.where(scored, rows["target_index"] + start, -1)
+        yield rows | {"target_index": np.where(scored, rows["target_index"] + start, -1)}
+
+
+def _batches(
+    parts: Iterator[dict[str, IntArray]],
+    rows_per_batch: int,
+    done: npt.NDArray[np.bool_] | None,
+) -> Iterator[RowBatch]:
+    """Cut and join rows into full batches (the last may be short), without the rows that are done.
+
+    Rows of several units share a batch.
+    """
+    waiting: list[dict[str, IntArray]] = []
+    for rows in parts:
+        if done is not None:
+            index = rows["target_index"]
+            needed = ((index >= 0) & ~done[np.maximum(index, 0)]).any(axis=1)
+            rows = {name: array[needed] for name, array in rows.items()}
         waiting.append(rows)
-        # Windows of several documents share a pass.
-        if sum(len(part["input_ids"]) for part in waiting) >= rows_per_pass:
-            joined = {name: np.concatenate([part[name] for part in waiting]) for name in rows}
-            full = len(joined["input_ids"]) // rows_per_pass * rows_per_pass
-            yield from _cut({name: part[:full] for name, part in joined.items()}, rows_per_pass)
-            waiting = [{name: part[full:] for name, part in joined.items()}]
-    if waiting:
+        count = sum(len(part["input_ids"]) for part in waiting)
+        if count < rows_per_batch:
+            continue
+        joined = {name: np.concatenate([part[name] for part in waiting]) for name in rows}
+        full = count // rows_per_batch * rows_per_batch
+        for first in range(0, full, rows_per_batch):
+            yield _row_batch(joined, slice(first, first + rows_per_batch))
+        waiting = [{name: array[full:] for name, array in joined.items()}]
+    if sum(len(part["input_ids"]) for part in waiting):
         joined = {name: np.concatenate([part[name] for part in waiting]) for name in waiting[0]}
-        yield from _cut(joined, rows_per_pass)
+        yield _row_batch(joined, slice(None))
 
 
-def _cut(rows: dict[str, IntArray], rows_per_pass: int) -> Iterator[RowBatch]:
-    for first in range(0, len(rows["input_ids"]), rows_per_pass):
-        part = {name: array[first : first + rows_per_pass] for name, array in rows.items()}
-        yield RowBatch(
-            input_ids=part["input_ids"],
-            shift_labels=part["shift_labels"],
-            target_index=part["target_index"],
-            table={name: array for name, array in part.items() if name.startswith("table_")},
-        )
+def _row_batch(rows: dict[str, IntArray], part: slice) -> RowBatch:
+    return RowBatch(
+        input_ids=rows["input_ids"][part],
+        shift_labels=rows["shift_labels"][part],
+        target_index=rows["target_index"][part],
+        table={name: array[part] for name, array in rows.items() if name.startswith("table_")},
+    )

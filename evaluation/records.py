@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from evaluation.class_bpb.statistics import CLASS_NAMES, NUM_CLASSES, ClassSums
 
 _METADATA_KEY = b"doctab_records"
+_REACH_KEY = b"doctab_reach"
 _VERSION = 1
 _ABLATED_SUFFIX = "-ablated"
 
@@ -49,6 +50,7 @@ class RecordsHeader:
         data_sha256: the chunk set's fingerprint.
         targets_sha256: of the split's target tokens.
         document_ids: the documents, in the order of the sums' rows.
+        registration: hash of the registration that a confirmation split was opened by, or None.
     """
 
     arm: str
@@ -67,6 +69,7 @@ class RecordsHeader:
     data_sha256: str
     targets_sha256: str
     document_ids: tuple[str, ...]
+    registration: str | None = None
 
     @property
     def file_stem(self) -> str:
@@ -80,7 +83,10 @@ class RecordsHeader:
 
     def to_json(self) -> str:
         """Serialise with sorted keys, so that equal headers have equal text."""
-        return json.dumps({"version": _VERSION, **asdict(self)}, sort_keys=True)
+        found = {"version": _VERSION, **asdict(self)}
+        if self.registration is None:
+            del found["registration"]
+        return json.dumps(found, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> RecordsHeader:
@@ -89,7 +95,7 @@ class RecordsHeader:
         Raises:
             ValueError: if the version is another one, or a field is missing or unknown.
         """
-        found = json.loads(text)
+        found = {"registration": None, **json.loads(text)}
         version = found.pop("version", None)
         names = {field.name for field in fields(cls)}
         if version != _VERSION or set(found) != names:
@@ -101,22 +107,52 @@ class RecordsHeader:
 
 
 @dataclass(frozen=True)
+class ReachCounts:
+    """What `evaluation.reach` found in the rows that were scored, each [documents].
+
+    Attributes:
+        positions: scored positions.
+        violations: of them, those where the table knew less than the row shows (Section 4.6).
+        violation_nats: their losses.
+        further: positions whose match lies outside the row.
+    """
+
+    positions: npt.NDArray[np.int64]
+    violations: npt.NDArray[np.int64]
+    violation_nats: npt.NDArray[np.float64]
+    further: npt.NDArray[np.int64]
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """The four columns by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def rows(self, rows: Sequence[int]) -> ReachCounts:
+        """The counts of some documents."""
+        return ReachCounts(**{name: array[rows] for name, array in self.arrays().items()})
+
+
+@dataclass(frozen=True)
 class Records:
     """Sums by document and class, each [documents, 126].
 
     `sums.num_bytes` are exact UTF-8 bytes; `reference_bytes` use the reference's table, which is
-    wrong for tokens that are partial UTF-8 sequences, and exist to reproduce its numbers.
+    wrong for tokens that are partial UTF-8 sequences, and exist to reproduce its numbers. `reach`
+    is None where the check has no meaning: an ablated table, or another document's fields.
     """
 
     header: RecordsHeader
     sums: ClassSums
     reference_bytes: npt.NDArray[np.int64]
+    reach: ReachCounts | None = None
 
     def __post_init__(self) -> None:
         expected = (len(self.header.document_ids), NUM_CLASSES)
         for name, array in self._arrays().items():
             if array.shape != expected:
                 raise ValueError(f"{name} must have shape {expected}; got {array.shape}.")
+        for name, array in (self.reach.arrays() if self.reach else {}).items():
+            if array.shape != expected[:1]:
+                raise ValueError(f"{name} must have shape {expected[:1]}; got {array.shape}.")
         if len(set(self.header.document_ids)) != expected[0]:
             raise ValueError("Document ids must be distinct.")
         if not np.isfinite(self.sums.nats).all():
@@ -129,7 +165,8 @@ class Records:
     def sha256(self) -> str:
         """Hash of the header and the sums; independent of the file's compression and version."""
         digest = hashlib.sha256(self.header.to_json().encode())
-        for array in self._arrays().values():
+        reach = self.reach.arrays() if self.reach else {}
+        for array in [*self._arrays().values(), *reach.values()]:
             digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
 
@@ -153,6 +190,9 @@ def write_records(records: Records, path: Path) -> None:
         _METADATA_KEY: records.header.to_json().encode(),
         b"doctab_class_names": json.dumps(CLASS_NAMES).encode(),
     }
+    if records.reach is not None:
+        columns = {name: array.tolist() for name, array in records.reach.arrays().items()}
+        metadata[_REACH_KEY] = json.dumps(columns).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".tmp_{path.name}")
     pq.write_table(table.replace_schema_metadata(metadata), temporary)
@@ -194,6 +234,15 @@ def read_records(path: Path) -> Records:
 
     if len(table) and (cells[0].max() >= shape[0] or cells[1].max() >= shape[1]):
         raise ValueError(f"{path} names documents or classes that its header does not have.")
+    reach = None
+    if _REACH_KEY in (table.schema.metadata or {}):
+        listed = json.loads(table.schema.metadata[_REACH_KEY])
+        reach = ReachCounts(
+            positions=np.array(listed["positions"], np.int64),
+            violations=np.array(listed["violations"], np.int64),
+            violation_nats=np.array(listed["violation_nats"], np.float64),
+            further=np.array(listed["further"], np.int64),
+        )
     return Records(
         header=header,
         sums=ClassSums(
@@ -202,6 +251,7 @@ def read_records(path: Path) -> Records:
             num_bytes=dense("bytes", np.int64),
         ),
         reference_bytes=dense("reference_bytes", np.int64),
+        reach=reach,
     )
 
 
@@ -232,6 +282,7 @@ def filter_records(
             num_bytes=records.sums.num_bytes[rows],
         ),
         reference_bytes=records.reference_bytes[rows],
+        reach=records.reach.rows(rows) if records.reach else None,
     )
 
 
@@ -249,6 +300,11 @@ def merge_records(parts: Sequence[Records]) -> Records:
         if differing:
             raise ValueError(f"Parts must be scored alike; they differ in {', '.join(differing)}.")
     ids = tuple(name for part in parts for name in part.header.document_ids)
+    reaches = [part.reach for part in parts if part.reach is not None]
+    reach = None
+    if len(reaches) == len(parts):
+        columns = [reach.arrays() for reach in reaches]
+        reach = ReachCounts(**{k: np.concatenate([c[k] for c in columns]) for k in columns[0]})
     return Records(
         header=replace(first, document_ids=ids),
         sums=ClassSums(
@@ -257,6 +313,7 @@ def merge_records(parts: Sequence[Records]) -> Records:
             num_bytes=np.concatenate([part.sums.num_bytes for part in parts]),
         ),
         reference_bytes=np.concatenate([part.reference_bytes for part in parts]),
+        reach=reach,
     )
 
 

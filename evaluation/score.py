@@ -3,36 +3,31 @@
     python -m evaluation.score RUN... --chunk_set DIR --sets dev_val
 
 Writes RUN/scores/SET.FORMAT.npz and RUN/records/SET.FORMAT.parquet. The default format is the
-training format (Section 3.2): each full chunk is scored exactly as training sees it.
+training format (Section 3.2): each full chunk is scored exactly as training sees it. With several
+GPUs: accelerate launch --config_file accelerate_config.yaml -m evaluation.score RUN...
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-import torch
-from torch.nn import functional
-from tqdm import tqdm
+from accelerate import Accelerator
 
 from data_scripts import command_line
 from data_scripts.chunk_set import ChunkSet
-from evaluation.checkpoints import Checkpoint, load_model, open_checkpoint
-from evaluation.formats import (
-    EvaluationFormat,
-    RowBatch,
-    RowPlan,
-    TargetSet,
-    iter_rows,
-    load_targets,
-)
+from evaluation.checkpoints import Checkpoint, open_checkpoint
+from evaluation.formats import EvaluationFormat, TargetSet, load_targets
+from evaluation.plans import check_fit, make_header, row_plan
 from evaluation.records import Records, RecordsHeader, read_header, read_records, write_records
-from evaluation.scores import Scores, make_records, read_scores_header, write_scores
+from evaluation.registration import Registration, read_registration
+from evaluation.scores import make_records, read_scores_header, write_scores
+from evaluation.scoring import make_accelerator, score_targets
 
 
 @dataclass(frozen=True)
@@ -50,9 +45,12 @@ def score_runs(
     sets: Sequence[str],
     form: EvaluationFormat | None = None,
     ablated: bool = False,
-    batch_size_tokens: int = 8192,
+    batch_size_tokens: int | None = None,
+    registration: Registration | None = None,
 ) -> list[ScoredRun]:
     """Score every run on every set, reusing finished results with the same hashes.
+
+    Under accelerate's launcher all processes call this together; each gets all results.
 
     Args:
         runs: run folders, or bare model folders.
@@ -60,126 +58,103 @@ def score_runs(
         sets: names of evaluation splits.
         form: the evaluation format; the training format if None.
         ablated: give the model "no match" everywhere (Section 3.4).
-        batch_size_tokens: inputs in one forward pass; at least one row is always scored.
+        batch_size_tokens: inputs in one forward pass; by default what suits the device. At least
+            one row is always scored.
+        registration: what opens a confirmation split (Section 3.6).
 
     Raises:
         ValueError: for whatever does not fit together, before any model is loaded.
     """
-    form = form or EvaluationFormat()
+    plain = form or EvaluationFormat()
     checkpoints = [open_checkpoint(run) for run in runs]
-    for checkpoint in checkpoints:
-        _check_fit(checkpoint, chunk_set, form, ablated)
+    jobs = []
     for name in sets:
-        _check_set(name, chunk_set)
-    results = []
-    for name in sets:
-        targets = None
+        _check_set(name, chunk_set, registration)
+        on_set = plain.on(chunk_set, name)
         for run, checkpoint in zip(runs, checkpoints, strict=True):
-            header = _header(checkpoint, chunk_set, name, form, ablated)
-            path = run / "records" / f"{header.file_stem}.parquet"
-            if _is_finished(run, header):
-                print(f"{checkpoint.arm} {header.file_stem}: reused {path}")
-                results.append(ScoredRun(read_records(path), path, reused=True))
-                continue
-            if targets is None:
-                targets = load_targets(chunk_set, name, full_chunks=form.stride is None)
-            plan = _row_plan(checkpoint, chunk_set, ablated)
-            scores = score_targets(checkpoint, header, targets, form, plan, batch_size_tokens)
-            records = make_records(scores, targets)
-            # Records last: a records file says that its scores are complete.
-            write_scores(scores, run / "scores" / f"{header.file_stem}.npz")
-            write_records(records, path)
-            results.append(ScoredRun(records, path, reused=False))
+            check_fit(checkpoint, chunk_set, on_set, ablated)
+            header = make_header(checkpoint, chunk_set, name, on_set, ablated)
+            if registration is not None and chunk_set.is_confirmation(name):
+                header = registration.authorise(header, chunk_set.path)
+            jobs.append(_Job(run, checkpoint, header, on_set))
+    accelerator = make_accelerator()
+    results: list[ScoredRun] = []
+    loaded: tuple[tuple[str, bool], TargetSet] | None = None
+    for job in jobs:
+        if _is_finished(job.run, job.header):
+            if accelerator.is_main_process:
+                print(f"{job.checkpoint.arm} {job.header.file_stem}: reused {job.path}")
+            results.append(ScoredRun(read_records(job.path), job.path, reused=True))
+            accelerator.wait_for_everyone()
+            continue
+        key = (job.header.set_name, job.form.stride is None)
+        if loaded is None or loaded[0] != key:
+            loaded = (key, load_targets(chunk_set, key[0], full_chunks=key[1]))
+        _score_job(accelerator, job, loaded[1], chunk_set, batch_size_tokens, registration)
+        results.append(ScoredRun(read_records(job.path), job.path, reused=False))
     return results
 
 
-def score_targets(
-    checkpoint: Checkpoint,
-    header: RecordsHeader,
+@dataclass(frozen=True)
+class _Job:
+    """One run on one set."""
+
+    run: Path
+    checkpoint: Checkpoint
+    header: RecordsHeader
+    form: EvaluationFormat
+
+    @property
+    def path(self) -> Path:
+        """Of the records."""
+        return self.run / "records" / f"{self.header.file_stem}.parquet"
+
+    @property
+    def scores_path(self) -> Path:
+        """Of the scores."""
+        return self.run / "scores" / f"{self.header.file_stem}.npz"
+
+    @property
+    def pieces(self) -> Path:
+        """Folder of what has been scored so far."""
+        return self.run / "scores" / f".partial_{self.header.file_stem}"
+
+
+def _score_job(
+    accelerator: Accelerator,
+    job: _Job,
     targets: TargetSet,
-    form: EvaluationFormat,
-    plan: RowPlan,
-    batch_size_tokens: int,
-) -> Scores:
-    """Run a model over all rows of a target set and gather one loss a target."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = load_model(checkpoint, device)
-    scores = Scores.empty(header, len(targets.tokens))
-    title = f"{header.label} {header.set_name}.{header.format}"
-    with tqdm(total=len(targets.tokens), desc=title, unit="tok", unit_scale=True) as progress:
-        for batch in iter_rows(targets, form, plan, batch_size_tokens):
-            nats = batch_nats(model, batch, checkpoint.has_table, device)
-            progress.update(_fill(scores, batch, nats))
-    return scores
-
-
-def batch_nats(
-    model: torch.nn.Module, batch: RowBatch, has_table: bool, device: torch.device
-) -> np.ndarray:
-    """Losses of one batch: [rows, row_length] float32, 0 where a position scores no target."""
-    fields = {name: torch.from_numpy(array).to(device) for name, array in batch.table.items()}
-    with torch.inference_mode():
-        output = model(
-            input_ids=torch.from_numpy(batch.input_ids).to(device),
-            use_cache=False,
-            **(fields if has_table else {}),
-        )
-        labels = torch.from_numpy(batch.shift_labels).to(device)
-        losses = functional.cross_entropy(
-            output.logits.float().flatten(0, 1), labels.flatten(), reduction="none"
-        )
-    return losses.view(labels.shape).cpu().numpy()
-
-
-def _fill(scores: Scores, batch: RowBatch, nats: np.ndarray) -> int:
-    """Put a batch's results in their targets' places; return how many targets it scored."""
-    scored = batch.target_index >= 0
-    place = batch.target_index[scored]
-    order = batch.table["table_order"]
-    right = (order > 0) & (batch.table["table_candidate"] == batch.shift_labels)
-    scores.nats[place] = nats[scored]
-    scores.table_order[place] = order[scored]
-    scores.table_right[place] = right[scored]
-    scores.table_distance[place] = batch.table["table_distance"][scored]
-    scores.slot[place] = np.nonzero(scored)[1]
-    return len(place)
-
-
-def _header(
-    checkpoint: Checkpoint,
     chunk_set: ChunkSet,
-    set_name: str,
-    form: EvaluationFormat,
-    ablated: bool,
-) -> RecordsHeader:
-    return RecordsHeader(
-        arm=checkpoint.arm,
-        seed=checkpoint.seed,
-        baseline=checkpoint.baseline,
-        set_name=set_name,
-        format=form.name,
-        ablated=ablated,
-        reach=form.reach,
-        has_table=checkpoint.has_table,
-        table_source=checkpoint.table.source,
-        table_orders=checkpoint.table.orders,
-        chunk_length=chunk_set.chunk_length,
-        row_length=_row_plan(checkpoint, chunk_set, ablated).row_length,
-        checkpoint_sha256=checkpoint.sha256,
-        data_sha256=chunk_set.fingerprint,
-        targets_sha256=chunk_set.target_sha256(set_name),
-        document_ids=tuple(chunk_set.documents(set_name).ids),
+    batch_size_tokens: int | None,
+    registration: Registration | None,
+) -> None:
+    """Score one run on one set and write both files."""
+    registered = job.header.registration is not None and registration is not None
+    if registered and accelerator.is_main_process:
+        assert registration is not None
+        registration.note_opened(job.header, chunk_set.path)
+    accelerator.wait_for_everyone()
+    plan = row_plan(job.checkpoint, chunk_set, job.header.ablated)
+    scores = score_targets(
+        accelerator,
+        job.checkpoint,
+        job.header,
+        targets,
+        job.form,
+        plan,
+        job.pieces,
+        batch_size_tokens,
     )
-
-
-def _row_plan(checkpoint: Checkpoint, chunk_set: ChunkSet, ablated: bool) -> RowPlan:
-    return RowPlan(
-        row_length=min(checkpoint.row_length, chunk_set.chunk_length),
-        chunk_length=chunk_set.chunk_length,
-        bos_token_id=chunk_set.bos_token_id,
-        table=checkpoint.table,
-        ablated=ablated,
-    )
+    if scores is not None:
+        records = make_records(scores, targets)
+        # Records last: a records file says that its scores are complete.
+        write_scores(scores, job.scores_path)
+        write_records(records, job.path)
+        shutil.rmtree(job.pieces, ignore_errors=True)
+        if registered:
+            assert registration is not None
+            registration.note_scored(records, chunk_set.path)
+    accelerator.wait_for_everyone()
 
 
 def _is_finished(run: Path, header: RecordsHeader) -> bool:
@@ -196,47 +171,17 @@ def _is_finished(run: Path, header: RecordsHeader) -> bool:
         return False
 
 
-def _check_fit(
-    checkpoint: Checkpoint, chunk_set: ChunkSet, form: EvaluationFormat, ablated: bool
-) -> None:
-    length = chunk_set.chunk_length
-    if checkpoint.has_table and checkpoint.table_reach != length:
-        raise ValueError(
-            f"{checkpoint.arm}'s table reaches {checkpoint.table_reach} tokens, but the chunks of "
-            f"{chunk_set.path} have {length}. Score it on chunks of the length it was trained on."
-        )
-    row_length = _row_plan(checkpoint, chunk_set, ablated).row_length
-    if length % row_length:
-        raise ValueError(
-            f"The row length must divide the chunk length; got {row_length} "
-            f"({checkpoint.arm}) and {length}."
-        )
-    if ablated and not checkpoint.has_table:
-        raise ValueError(f"{checkpoint.arm} has no table to ablate. Leave it out.")
-    if form.stride is None:
-        return
-    if form.stride > row_length:
-        raise ValueError(
-            f"--stride must be at most the row length; got {form.stride} and {row_length} "
-            f"({checkpoint.arm}). Larger strides would leave targets out."
-        )
-    if checkpoint.table.source != "document":
-        raise ValueError(
-            f"{checkpoint.arm} has {checkpoint.table.source} table fields, which are made for "
-            "chunks: it can be scored in the training format alone."
-        )
-
-
-def _check_set(name: str, chunk_set: ChunkSet) -> None:
+def _check_set(name: str, chunk_set: ChunkSet, registration: Registration | None) -> None:
     if name not in chunk_set.evaluation_splits():
         raise ValueError(
             f"--sets must name evaluation splits of {chunk_set.path}; {name!r} is not one of "
             f"{', '.join(chunk_set.evaluation_splits())}."
         )
-    if chunk_set.is_confirmation(name):
+    if chunk_set.is_confirmation(name) and registration is None:
         raise ValueError(
             f"{name} is a confirmation split: it is scored once, after its contrasts were "
-            "registered (Section 3.6), and never by this command."
+            "registered (Section 3.6). Register them with `python -m evaluation.protocol "
+            "register`, then `confirm`."
         )
 
 
@@ -268,7 +213,14 @@ def _parser() -> argparse.ArgumentParser:
         "--ablate_table", action="store_true", help='give the model "no match" at every position'
     )
     parser.add_argument(
-        "--batch_size_tokens", type=int, default=8192, help="inputs in one forward pass"
+        "--batch_size_tokens",
+        type=int,
+        help="inputs in one forward pass; default: what suits the device",
+    )
+    parser.add_argument(
+        "--registration",
+        type=Path,
+        help="what opens a confirmation split: a file from python -m evaluation.protocol register",
     )
     return parser
 
@@ -285,9 +237,12 @@ def _formats(arguments: argparse.Namespace, run: Path) -> EvaluationFormat:
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    if arguments.batch_size_tokens < 1:
+    if arguments.batch_size_tokens is not None and arguments.batch_size_tokens < 1:
         raise ValueError("--batch_size_tokens must be at least 1.")
     chunk_set = ChunkSet.open(arguments.chunk_set)
+    registration = None
+    if arguments.registration is not None:
+        registration = read_registration(arguments.registration)
     forms: dict[EvaluationFormat, list[Path]] = {}
     for run in arguments.runs:
         forms.setdefault(_formats(arguments, run), []).append(run)
@@ -299,6 +254,7 @@ def _run(arguments: argparse.Namespace) -> None:
             form,
             ablated=arguments.ablate_table,
             batch_size_tokens=arguments.batch_size_tokens,
+            registration=registration,
         )
 
 

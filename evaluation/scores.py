@@ -21,14 +21,16 @@ from evaluation.class_bpb.statistics import (
     visible_sources,
 )
 from evaluation.formats import TargetSet
-from evaluation.records import Records, RecordsHeader
+from evaluation.reach import reaches_further
+from evaluation.records import ReachCounts, Records, RecordsHeader
 
-_COLUMNS = {
+COLUMNS = {
     "nats": np.float32,
     "table_order": np.int8,
     "table_right": np.bool_,
     "table_distance": np.int32,
     "slot": np.int32,
+    "violation": np.bool_,
 }
 
 
@@ -42,6 +44,7 @@ class Scores:
         table_order, table_right, table_distance: [targets] the table's state as the model received
             it; for an arm without a table, what one would have returned.
         slot: [targets] position in the row of the input that predicts the target.
+        violation: [targets] whether the table knew less there than the row shows (Section 4.6).
     """
 
     header: RecordsHeader
@@ -50,12 +53,13 @@ class Scores:
     table_right: npt.NDArray[np.bool_]
     table_distance: npt.NDArray[np.int32]
     slot: npt.NDArray[np.int32]
+    violation: npt.NDArray[np.bool_]
 
     @classmethod
     def empty(cls, header: RecordsHeader, num_targets: int) -> Scores:
         """Make room for a target set; losses are NaN until they are filled in."""
         columns: dict[str, Any] = {
-            name: np.zeros(num_targets, dtype) for name, dtype in _COLUMNS.items()
+            name: np.zeros(num_targets, dtype) for name, dtype in COLUMNS.items()
         }
         columns["nats"][:] = np.nan
         return cls(header=header, **columns)
@@ -65,7 +69,7 @@ def write_scores(scores: Scores, path: Path) -> None:
     """Write one .npz by way of a temporary file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".tmp_{path.name}")
-    columns = {name: getattr(scores, name) for name in _COLUMNS}
+    columns = {name: getattr(scores, name) for name in COLUMNS}
     with temporary.open("wb") as file:
         np.savez(file, header=np.array(scores.header.to_json()), **columns)
     temporary.replace(path)
@@ -80,7 +84,7 @@ def read_scores(path: Path) -> Scores:
     try:
         with np.load(path, allow_pickle=False) as file:
             header = RecordsHeader.from_json(str(file["header"]))
-            columns = {name: file[name] for name in _COLUMNS}
+            columns = {name: file[name] for name in COLUMNS}
     except (KeyError, zipfile.BadZipFile, EOFError) as error:
         raise ValueError(f"{path} must be a scores file: {error}. Score again.") from None
     if len({column.shape for column in columns.values()}) != 1:
@@ -92,6 +96,9 @@ def read_scores_header(path: Path) -> RecordsHeader:
     """Read a scores file's header without its arrays; errors as `read_scores`."""
     try:
         with np.load(path, allow_pickle=False) as file:
+            missing = sorted(set(COLUMNS) - set(file.files))
+            if missing:
+                raise KeyError(f"it lacks {', '.join(missing)}")
             return RecordsHeader.from_json(str(file["header"]))
     except (KeyError, zipfile.BadZipFile, EOFError) as error:
         raise ValueError(f"{path} must be a scores file: {error}. Score again.") from None
@@ -138,4 +145,27 @@ def make_records(scores: Scores, targets: TargetSet) -> Records:
         header=scores.header,
         sums=sums,
         reference_bytes=reference.reshape(sums.nats.shape).astype(np.int64),
+        reach=_reach_counts(scores, targets),
+    )
+
+
+def has_reach(header: RecordsHeader) -> bool:
+    """Whether the invariant of `evaluation.reach` applies: the text's own lookup, not ablated."""
+    return header.table_source == "document" and not header.ablated
+
+
+def _reach_counts(scores: Scores, targets: TargetSet) -> ReachCounts | None:
+    """Count `evaluation.reach`'s findings by document."""
+    if not has_reach(scores.header):
+        return None
+
+    def count(chosen: npt.NDArray[np.bool_], weights: npt.NDArray[Any] | None = None) -> Any:
+        picked = None if weights is None else weights[chosen].astype(np.float64)
+        return np.bincount(targets.document[chosen], picked, len(targets.document_ids))
+
+    return ReachCounts(
+        positions=count(np.ones(len(scores.nats), np.bool_)),
+        violations=count(scores.violation),
+        violation_nats=count(scores.violation, scores.nats),
+        further=count(reaches_further(scores.table_distance, scores.slot)),
     )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -66,3 +69,32 @@ def make_run(tmp_path: Path, tiny_model, chunk_set: ChunkSet) -> Callable[..., P
         return run
 
     return make
+
+
+@pytest.fixture
+def own_set(chunk_set: ChunkSet, tmp_path: Path) -> ChunkSet:
+    """The same chunk set in a folder of the test's own, where a ledger may be written."""
+    shutil.copytree(chunk_set.path, tmp_path / "own_set")
+    return ChunkSet.open(tmp_path / "own_set")
+
+
+@pytest.fixture
+def packed_set(chunk_set: ChunkSet, tmp_path: Path) -> ChunkSet:
+    """Split `dev` as packed rows of 64: pieces of its documents, each but the first after a BOS."""
+    folder = tmp_path / "packed_set"
+    shutil.copytree(chunk_set.path, folder)
+    tokens = np.array(chunk_set.documents("dev").tokens)[: 10 * CHUNK_LENGTH]
+    rows = tokens.reshape(10, CHUNK_LENGTH).copy()
+    for row, places in zip(rows, [(20, 45), (31,), (), (5, 6, 60)] * 2, strict=False):
+        row[list(places)] = chunk_set.bos_token_id
+    (folder / "dev" / "tokens.bin").write_bytes(rows.tobytes())
+    listed = {"ids": [f"row_{i}" for i in range(10)], "num_tokens": [CHUNK_LENGTH] * 10}
+    (folder / "dev" / "documents.json").write_text(json.dumps(listed | {"sha256": [""] * 10}))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["splits"]["dev"] |= {"num_targets": rows.size, "num_documents": 10}
+    for name in ("dev/tokens.bin", "dev/documents.json"):
+        content = (folder / name).read_bytes()
+        digest = hashlib.sha256(content).hexdigest()
+        manifest["files"][name] = {"num_bytes": len(content), "sha256": digest}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return ChunkSet.open(folder)

@@ -1,0 +1,261 @@
+"""Registrations: what is fixed, hashed and dated before a confirmation set is scored (Section 3.6).
+
+A registration is a JSON file that holds its own hash. The chunk set keeps a ledger of all that
+happened to its confirmation splits, `confirmation_ledger.jsonl`: one line an event (registered,
+opened, scored), each with the hash of the line before. Neither can prove a date to someone who
+distrusts the whole machine: commit the registration, or publish its hash, before scoring.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from evaluation.identity import code_sha256
+from evaluation.records import Records, RecordsHeader
+
+LEDGER_NAME = "confirmation_ledger.jsonl"
+FIELDS = (
+    *("title", "set_name", "format", "bootstrap", "contrasts", "rules", "checkpoints"),
+    *("data_sha256", "targets_sha256", "code_sha256", "git_commit", "git_commit_date", "date"),
+    "previous",
+)
+
+
+def now() -> str:
+    """The time in UTC, to the second, as ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def content_sha256(content: dict[str, Any]) -> str:
+    """Hash of a registration's content, its own `sha256` left out."""
+    kept = {name: value for name, value in content.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+class Ledger:
+    """The events of a chunk set's confirmation splits, oldest first.
+
+    Args:
+        chunk_set: the chunk set's folder.
+    """
+
+    def __init__(self, chunk_set: Path) -> None:
+        self.path = chunk_set / LEDGER_NAME
+        text = self.path.read_text() if self.path.is_file() else ""
+        self._lines = text.splitlines()
+        try:
+            self.events: list[dict[str, Any]] = [json.loads(line) for line in self._lines]
+        except ValueError as error:
+            raise ValueError(f"{self.path} must hold one JSON object a line: {error}.") from None
+
+    @property
+    def head(self) -> str | None:
+        """Hash of the last line, None in an empty ledger."""
+        return _line_sha256(self._lines[-1]) if self._lines else None
+
+    def of(self, event: str, registration: str | None = None) -> list[dict[str, Any]]:
+        """Events of one kind, of one registration if given."""
+        return [
+            found
+            for found in self.events
+            if found["event"] == event and registration in (None, found["registration"])
+        ]
+
+    def append(self, event: str, registration: str, **facts: Any) -> None:
+        """Add one event with the current time."""
+        found = {
+            "event": event,
+            "registration": registration,
+            "date": now(),
+            "previous": self.head,
+            **facts,
+        }
+        line = json.dumps(found, sort_keys=True)
+        with self.path.open("a") as file:
+            file.write(line + "\n")
+        self._lines.append(line)
+        self.events.append(found)
+
+    def problems(self) -> list[str]:
+        """Where the chain of hashes is broken, or time runs backwards."""
+        found = []
+        previous, date = None, ""
+        for number, (line, event) in enumerate(zip(self._lines, self.events, strict=True), 1):
+            if event.get("previous") != previous:
+                found.append(f"the ledger was edited: line {number} does not follow the one before")
+            if event["date"] < date:
+                found.append(f"the ledger's line {number} is dated before the one above it")
+            previous, date = _line_sha256(line), event["date"]
+        return found
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A registration as read; `content` has `FIELDS` and `sha256`."""
+
+    content: dict[str, Any]
+
+    @property
+    def sha256(self) -> str:
+        """The hash that names it."""
+        return str(self.content["sha256"])
+
+    def authorise(self, header: RecordsHeader, chunk_set: Path) -> RecordsHeader:
+        """Allow a scoring that was registered, and mark its header with the registration.
+
+        Raises:
+            ValueError: saying what differs from the registration, or was tampered with.
+        """
+        ledger = Ledger(chunk_set)
+        problems = self.problems(ledger)
+        for name in ("set_name", "format", "data_sha256", "targets_sha256"):
+            if getattr(header, name) != self.content[name]:
+                problems.append(
+                    f"{name} is registered as {self.content[name]}, not {getattr(header, name)}"
+                )
+        if header.ablated:
+            problems.append("an ablated table is not registered")
+        if self.checkpoints.get(header.checkpoint_sha256) != (header.arm, header.seed):
+            problems.append(
+                f"the checkpoint of {header.arm}, seed {header.seed}, is not among those "
+                f"registered ({header.checkpoint_sha256[:12]})"
+            )
+        problems += self._earlier_scorings(ledger, header)
+        if problems:
+            raise ValueError(refusal(header.set_name, problems))
+        return replace(header, registration=self.sha256)
+
+    @property
+    def checkpoints(self) -> dict[str, tuple[str, int]]:
+        """Checkpoint hash -> arm and seed."""
+        return {
+            entry["sha256"]: (entry["arm"], int(entry["seed"]))
+            for entry in self.content["checkpoints"]
+        }
+
+    def _earlier_scorings(self, ledger: Ledger, header: RecordsHeader) -> list[str]:
+        others = {
+            event["registration"][:12]
+            for event in ledger.of("opened")
+            if event["checkpoint_sha256"] == header.checkpoint_sha256
+            and event["set_name"] == header.set_name
+            and event["registration"] != self.sha256
+        }
+        return [
+            f"{header.label} was already scored on it under the registration {other}"
+            for other in sorted(others)
+        ]
+
+    def note_opened(self, header: RecordsHeader, chunk_set: Path) -> None:
+        """Note in the ledger that a checkpoint's scoring begins; a cut scoring may be resumed.
+
+        Raises:
+            ValueError: if the checkpoint was scored to the end before: it is scored once.
+        """
+        ledger = Ledger(chunk_set)
+        if self.scored(ledger, header.checkpoint_sha256):
+            raise ValueError(
+                f"Each checkpoint is scored once on {header.set_name}; {header.label}, seed "
+                f"{header.seed}, was, and its records are gone or changed. Put them back."
+            )
+        ledger.append(
+            "opened",
+            self.sha256,
+            set_name=header.set_name,
+            checkpoint_sha256=header.checkpoint_sha256,
+        )
+
+    def note_scored(self, records: Records, chunk_set: Path) -> None:
+        """Note in the ledger what a checkpoint's scoring gave."""
+        Ledger(chunk_set).append(
+            "scored",
+            self.sha256,
+            set_name=records.header.set_name,
+            checkpoint_sha256=records.header.checkpoint_sha256,
+            records_sha256=records.sha256,
+        )
+
+    def scored(self, ledger: Ledger, checkpoint: str) -> list[str]:
+        """Hashes of the records that the ledger holds for a checkpoint."""
+        return [
+            event["records_sha256"]
+            for event in ledger.of("scored", self.sha256)
+            if event["checkpoint_sha256"] == checkpoint
+        ]
+
+    def problems(self, ledger: Ledger) -> list[str]:
+        """What speaks against the registration's date, place and code."""
+        content = self.content
+        found = ledger.problems()
+        events = ledger.of("registered", self.sha256)
+        if not events:
+            found.append("the ledger of the chunk set does not know this registration")
+        elif events[0]["date"] != content["date"]:
+            found.append(
+                f"it is dated {content['date']}, but was entered in the ledger at "
+                f"{events[0]['date']}"
+            )
+        elif events[0]["previous"] != content["previous"]:
+            found.append("the ledger before it is not the one it was registered in")
+        for date, what in self._earlier_facts():
+            if content["date"] < date:
+                found.append(f"it is dated {content['date']}, before {what} ({date})")
+        for event in ledger.of("opened", self.sha256)[:1]:
+            if event["date"] < content["date"]:
+                found.append(f"the split was opened at {event['date']}, before it")
+        if content["date"] > now():
+            found.append(f"it is dated {content['date']}, in the future")
+        if content["code_sha256"] != code_sha256():
+            found.append(
+                "the code that scores has changed since (code_sha256). Check out commit "
+                f"{content['git_commit']}, or register again before anything is scored"
+            )
+        return found
+
+    def _earlier_facts(self) -> Iterable[tuple[str, str]]:
+        """Dates that the registration must follow, and what they are of."""
+        if self.content["git_commit_date"]:
+            yield self.content["git_commit_date"], "its own code's commit"
+        for entry in self.content["checkpoints"]:
+            if entry["trained"]:
+                name = f"{entry['arm']}, seed {entry['seed']}"
+                yield entry["trained"], f"the training of {name} was done"
+
+
+def refusal(set_name: str, problems: Sequence[str]) -> str:
+    """One sentence from a list of problems."""
+    return f"{set_name} stays closed, and nothing on it counts as confirmed: {'; '.join(problems)}."
+
+
+def read_registration(path: Path) -> Registration:
+    """Read a registration and check it against its own hash.
+
+    Raises:
+        ValueError: if it is no registration, or was changed after it was hashed.
+    """
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} must be a registration in JSON: {error}.") from None
+    if not isinstance(content, dict) or set(content) != {*FIELDS, "sha256"}:
+        raise ValueError(
+            f"{path} must have the fields of a registration, {', '.join(FIELDS)}. Write it with "
+            "`python -m evaluation.protocol register`."
+        )
+    found = content_sha256(content)
+    if found != content["sha256"]:
+        raise ValueError(
+            f"{path} was changed after it was registered: its content has the hash {found[:12]}, "
+            f"it says {content['sha256'][:12]}. Restore the original."
+        )
+    return Registration(content)
+
+
+def _line_sha256(line: str) -> str:
+    return hashlib.sha256(line.encode()).hexdigest()
