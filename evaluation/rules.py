@@ -1,0 +1,195 @@
+"""Verdicts: registered contrasts, predictions with bounds, and rules of several outcomes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from evaluation.contrasts import Contrast
+
+# Arm, baseline, seed, set, format -> the contrast, or None where records are missing.
+FindContrast = Callable[[str, str, int, str, str], Contrast | None]
+_CONTRAST_KEYS = {"name", "says", "arm", "baseline", "sign", "seeds", "prediction"}
+_RULE_KEYS = {"name", "gain", "relative_to", "sets", "format", "seeds", "decides", "outcomes"}
+
+
+@dataclass(frozen=True)
+class SeedVerdict:
+    """One contrast at one seed. `bounds` are the prediction's; None where none was registered."""
+
+    seed: int
+    gain: float
+    interval: tuple[float, float]
+    bounds: tuple[float, float] | None
+
+    @property
+    def within(self) -> bool:
+        """Whether the prediction held; True where there is none."""
+        return self.bounds is None or self.bounds[0] <= self.gain <= self.bounds[1]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A registered contrast after scoring: sign +1 says that the arm beats its baseline."""
+
+    name: str
+    says: str
+    sign: int
+    seeds: tuple[SeedVerdict, ...]
+
+    @property
+    def confirmed(self) -> bool:
+        """The registered sign holds with the interval excluding 0, at every seed (Section 3.6)."""
+        # A NaN end, the interval of one document, confirms nothing.
+        return all(
+            one.gain * self.sign > 0 and min(end * self.sign for end in one.interval) > 0
+            for one in self.seeds
+        )
+
+    @property
+    def prediction_missed(self) -> bool:
+        """Whether a seed's value lies outside its registered bounds."""
+        return not all(one.within for one in self.seeds)
+
+    def __str__(self) -> str:
+        """Two or more lines: the outcome, then each seed."""
+        outcome = "confirmed" if self.confirmed else "not confirmed"
+        if self.prediction_missed:
+            outcome += ", prediction missed"
+        lines = [f"{self.name} {outcome}: {self.says}"]
+        for one in self.seeds:
+            low, high = one.interval
+            line = f"  seed {one.seed}: {one.gain:+.4f} [{low:+.4f}, {high:+.4f}]"
+            if one.bounds is not None:
+                held = "held" if one.within else "missed"
+                line += f", predicted {one.bounds[0]:+.4f} to {one.bounds[1]:+.4f}: {held}"
+            lines.append(line)
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class RuleOutcome:
+    """A rule after scoring; `value` is None where records are missing."""
+
+    name: str
+    value: float | None
+    says: str
+
+    def __str__(self) -> str:
+        """One line."""
+        value = "missing" if self.value is None else f"{self.value:.4f}"
+        return f"{self.name}: {self.says} ({value})"
+
+
+def check_contrasts(contrasts: Sequence[dict[str, Any]]) -> None:
+    """Check the contrasts of a draft.
+
+    Raises:
+        ValueError: naming the contrast and what it must hold.
+    """
+    if not contrasts:
+        raise ValueError("A registration must hold at least one contrast.")
+    for entry in contrasts:
+        where = f"contrast {entry.get('name')!r}"
+        _check_keys(where, entry, {"name", "arm", "baseline", "sign", "seeds"}, _CONTRAST_KEYS)
+        if entry["sign"] not in ("+", "-"):
+            raise ValueError(
+                f"{where}: sign must be '+' (the arm beats its baseline) or '-'; got "
+                f"{entry['sign']!r}."
+            )
+        if not entry["seeds"]:
+            raise ValueError(f"{where} must name at least one seed.")
+        prediction = entry.get("prediction")
+        if prediction is not None and set(prediction) not in (
+            {"within", "of"},
+            {"at_least", "at_most"},
+        ):
+            raise ValueError(
+                f"{where}: a prediction must be {{within: W, of: SET}} or {{at_least: A, at_most: "
+                f"B}}; got {sorted(prediction)}."
+            )
+
+
+def check_rules(rules: Sequence[dict[str, Any]]) -> None:
+    """Check the rules of a draft.
+
+    Raises:
+        ValueError: naming the rule and what it must hold.
+    """
+    for rule in rules:
+        where = f"rule {rule.get('name')!r}"
+        _check_keys(where, rule, {"name", "gain", "sets", "seeds", "outcomes"}, _RULE_KEYS)
+        if rule.get("decides", "smallest") not in ("smallest", "largest"):
+            raise ValueError(f"{where}: decides must be 'smallest' or 'largest'.")
+        bounds = [outcome.get("at_least") for outcome in rule["outcomes"]]
+        numbers = [bound for bound in bounds if bound is not None]
+        if bounds[-1:] != [None] or len(numbers) != len(bounds) - 1:
+            raise ValueError(
+                f"{where}: every outcome but the last must have at_least, the last none, so that "
+                "every value has one outcome."
+            )
+        if numbers != sorted(set(numbers), reverse=True):
+            raise ValueError(f"{where}: at_least must fall from outcome to outcome; got {numbers}.")
+
+
+def judge(entry: dict[str, Any], set_name: str, form: str, find: FindContrast) -> Verdict:
+    """Judge one registered contrast.
+
+    Raises:
+        ValueError: if a seed's records are missing.
+    """
+    seeds = []
+    for seed in entry["seeds"]:
+        found = find(entry["arm"], entry["baseline"], int(seed), set_name, form)
+        if found is None:
+            raise ValueError(
+                f"{entry['name']} needs the records of {entry['arm']} and {entry['baseline']}, "
+                f"seed {seed}, on {set_name} in the {form} format. Give their runs."
+            )
+        bounds = (entry.get("bounds") or {}).get(str(seed))
+        seeds.append(
+            SeedVerdict(
+                seed=int(seed),
+                gain=found.gain,
+                interval=found.comparison.gain_interval,
+                bounds=None if bounds is None else (float(bounds[0]), float(bounds[1])),
+            )
+        )
+    sign = 1 if entry["sign"] == "+" else -1
+    return Verdict(entry["name"], entry.get("says", ""), sign, tuple(seeds))
+
+
+def apply_rule(rule: dict[str, Any], form: str, find: FindContrast) -> RuleOutcome:
+    """Decide one rule: its value over all sets and seeds, and the outcome that it falls in."""
+    values = []
+    for set_name in rule["sets"]:
+        for seed in rule["seeds"]:
+            value = _rule_value(rule, int(seed), set_name, rule.get("format", form), find)
+            if value is None:
+                return RuleOutcome(rule["name"], None, f"no records of seed {seed} on {set_name}")
+            values.append(value)
+    decisive = max(values) if rule.get("decides") == "largest" else min(values)
+    for outcome in rule["outcomes"]:
+        if decisive >= outcome.get("at_least", float("-inf")):
+            return RuleOutcome(rule["name"], decisive, outcome["says"])
+    raise AssertionError("the last outcome takes every value")
+
+
+def _rule_value(
+    rule: dict[str, Any], seed: int, set_name: str, form: str, find: FindContrast
+) -> float | None:
+    pairs = [rule["gain"], *([rule["relative_to"]] if "relative_to" in rule else [])]
+    found = [find(pair["arm"], pair["baseline"], seed, set_name, form) for pair in pairs]
+    gains = [one.gain for one in found if one is not None]
+    if len(gains) < len(pairs):
+        return None
+    return gains[0] if len(gains) == 1 else gains[0] / gains[1]
+
+
+def _check_keys(where: str, entry: dict[str, Any], needed: set[str], known: set[str]) -> None:
+    missing, unknown = sorted(needed - set(entry)), sorted(set(entry) - known)
+    if missing or unknown:
+        raise ValueError(
+            f"{where} must have {', '.join(sorted(needed))}; missing {missing}, unknown {unknown}."
+        )
