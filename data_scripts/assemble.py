@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tqdm import tqdm
 
 from data_scripts.chunk_set import (
     DTYPES,
     FORMAT,
     FORMAT_VERSION,
-    INDEX_COLUMNS,
     ChunkSet,
     dtype_name,
     file_sha256,
 )
-from data_scripts.chunking import (
-    DocumentRules,
-    OverlapIndex,
-    chunk_starts,
-    document_sha256,
-    training_order,
-)
+from data_scripts.chunking import DocumentRules
 from data_scripts.sources import TextShard
+from data_scripts.split_writer import SplitWriter
 from data_scripts.staging import (
     StagedShard,
     fresh_folder,
@@ -47,22 +39,37 @@ class SplitPlan:
         name: of the split and its folder.
         shards: its text.
         kind: "chunks" (training: chunks in a frozen order) or "documents" (evaluation).
+        content: "long", documents of at least min_tokens; "packed", rows of chunk_length in which
+            documents of every length are packed (Section 4.9); "mixed", chunks of long documents
+            and packed rows of the short ones, for training.
         confirmation: scored once, after a registration (Section 3.6).
         max_documents: keep the first so many documents, in the order of the shards.
         max_chunks: likewise the first so many chunks, before they are permuted.
         max_document_tokens: targets kept of a document, from its start.
         overlaps: "drop" an evaluation document whose first 256 tokens equal those of a document
             of an earlier split, or only "list" it in the manifest.
+        short_only: of a packed split: leave out documents of at least min_tokens.
+        long_share: of a mixed split: the share of its chunks that come from long documents.
     """
 
     name: str
-    shards: list[TextShard]
+    shards: Sequence[TextShard]
     kind: str
+    content: str = "long"
     confirmation: bool = False
     max_documents: int | None = None
     max_chunks: int | None = None
     max_document_tokens: int | None = None
     overlaps: str = "drop"
+    short_only: bool = False
+    long_share: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.content == "mixed" and not 0.0 < (self.long_share or 0.0) < 1.0:
+            raise ValueError(
+                f"long_share must lie between 0 and 1; found {self.long_share}. "
+                "Use `build parquet` for long documents alone, `build packed` for packed rows."
+            )
 
 
 @dataclass(frozen=True)
@@ -73,8 +80,10 @@ class BuildPlan:
         source: the source's name, for the manifest.
         splits: in the order in which overlaps are looked for: training first.
         rules: lengths of documents and chunks.
-        seed: of the permutation of the training chunks.
+        seed: of the permutation of the training chunks; packed rows keep the packing's order.
         notes: what a reader of the manifest should know about the source.
+        hub: the dataset and revision that the shards come from, if they come from the Hub.
+        expected: split -> count -> what is reported elsewhere, to be printed beside what is found.
     """
 
     source: str
@@ -82,6 +91,8 @@ class BuildPlan:
     rules: DocumentRules
     seed: int = 0
     notes: list[str] = field(default_factory=list)
+    hub: dict[str, str] | None = None
+    expected: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         names = [split.name for split in self.splits]
@@ -99,34 +110,45 @@ class BuildPlan:
 
 
 def build_chunk_set(
-    out: str | Path, plan: BuildPlan, tokenizer: BytePairTokenizer, num_processes: int = 1
+    out: str | Path,
+    plan: BuildPlan,
+    tokenizer: BytePairTokenizer | Callable[[Path], BytePairTokenizer],
+    num_processes: int = 1,
+    num_downloads: int = 2,
 ) -> ChunkSet:
     """Build a chunk set; the result depends on the plan and the tokenizer alone.
 
     Args:
         out: the folder to make; it must not exist, or be empty.
         plan: splits, rules, seed.
-        tokenizer: the BPE.
+        tokenizer: the BPE, or a function that makes it, given a folder that survives interruption.
         num_processes: that tokenise shards side by side.
+        num_downloads: shards of the Hub that are downloaded side by side.
 
     Raises:
         ValueError: if `out` is taken or being built, a split keeps nothing, or a document is not
             UTF-8.
     """
-    if num_processes < 1:
-        raise ValueError(f"num_processes must be at least 1; found {num_processes}.")
+    if num_processes < 1 or num_downloads < 1:
+        raise ValueError(
+            "num_processes and num_downloads must be at least 1; found "
+            f"{num_processes} and {num_downloads}."
+        )
     out = Path(out)
     with staging_folder(out) as staging:
+        if callable(tokenizer):
+            tokenizer = tokenizer(staging)
         prepared = fresh_folder(staging / "set")
         tokenizer.save(prepared / "tokenizer")
-        overlap_index = OverlapIndex()
+        writer = SplitWriter(plan.rules, plan.seed, tokenizer.bos_token_id)
         splits = {}
         for split in plan.splits:
-            rules = replace(plan.rules, max_document_tokens=split.max_document_tokens)
-            staged = _collect(split, staging / "shards", tokenizer, rules, num_processes)
-            write = _write_training if split.kind == "chunks" else _write_evaluation
-            (prepared / split.name).mkdir()
-            splits[split.name] = write(prepared / split.name, split, staged, plan, overlap_index)
+            staged = _collect(
+                split, staging / "shards", tokenizer, plan.rules, num_processes, num_downloads
+            )
+            folder = prepared / split.name
+            folder.mkdir()
+            splits[split.name] = writer.write(folder, split, staged)
         manifest = _manifest(plan, tokenizer, splits, prepared)
         write_json(prepared / "manifest.json", manifest, indent=1)
         publish(prepared, out)
@@ -139,130 +161,42 @@ def _collect(
     tokenizer: BytePairTokenizer,
     rules: DocumentRules,
     num_processes: int,
+    num_downloads: int,
 ) -> list[StagedShard]:
     """Tokenise a split's shards until its limits are reached."""
     staged = []
-    num_documents = num_chunks = 0
-    shards = stage_shards(split.shards, folder / split.name, tokenizer, rules, num_processes)
+    num_documents = num_targets = 0
+    rules = replace(rules, max_document_tokens=split.max_document_tokens)
+    if split.content != "long":  # every document counts, however short
+        rules = replace(rules, min_tokens=2)
+    shards = stage_shards(
+        split.shards, folder / split.name, tokenizer, rules, num_processes, num_downloads
+    )
     progress = tqdm(total=len(split.shards), desc=f"tokenise {split.name}", unit="shard")
     for shard in shards:
         staged.append(shard)
         num_documents += len(shard.ids)
-        num_chunks += sum(length // rules.chunk_length for length in shard.num_tokens)
+        num_targets += sum(
+            length // rules.chunk_length * rules.chunk_length if split.content == "long" else length
+            for length in shard.num_tokens
+        )
         progress.update()
-        # Documents that overlap with an earlier split will be dropped later: read on a little.
-        if split.max_documents is not None and num_documents >= 2 * split.max_documents:
-            break
-        if split.max_chunks is not None and num_chunks >= split.max_chunks:
+        if _is_enough(split, num_documents, num_targets // rules.chunk_length):
             break
     shards.close()
     progress.close()
     return staged
 
 
-def _documents(staged: list[StagedShard]) -> Iterator[tuple[str, np.ndarray]]:
-    for shard in staged:
-        yield from shard.documents()
-
-
-def _write_training(
-    folder: Path,
-    split: SplitPlan,
-    staged: list[StagedShard],
-    plan: BuildPlan,
-    overlap_index: OverlapIndex,
-) -> dict[str, Any]:
-    """Cut documents into chunks and write them in the frozen order."""
-    documents = list(_documents(staged))[: split.max_documents]
-    chunk_length = plan.rules.chunk_length
-    document, start = chunk_starts(
-        (len(tokens) for _, tokens in documents), chunk_length, split.max_chunks
-    )
-    if len(document) == 0:
-        raise ValueError(
-            f"split {split.name} must give at least one chunk of {chunk_length} targets; it gives "
-            "none. Use longer documents or a smaller --chunk_length."
-        )
-    documents = documents[: int(document[-1]) + 1]
-    overlap_index.add(split.name, iter(documents))
-    order = training_order(len(document), plan.seed)
-    index = np.empty((len(document), INDEX_COLUMNS), "<i8")
-    with (folder / "chunks.bin").open("wb") as file:
-        for place, chunk in enumerate(tqdm(order, desc=f"write {split.name}", unit="chunk")):
-            begin = int(start[chunk])
-            raw = documents[document[chunk]][1][begin : begin + chunk_length].tobytes()
-            file.write(raw)
-            index[place] = document[chunk], begin, zlib.crc32(raw)
-    (folder / "chunk_index.bin").write_bytes(index.tobytes())
-    _write_document_list(folder, documents)
-    return _split_entry(split, staged, len(documents)) | {
-        "num_chunks": len(document),
-        "num_targets": len(document) * chunk_length,
-    }
-
-
-def _write_evaluation(
-    folder: Path,
-    split: SplitPlan,
-    staged: list[StagedShard],
-    plan: BuildPlan,
-    overlap_index: OverlapIndex,
-) -> dict[str, Any]:
-    """Write whole documents, without those that begin like a document of an earlier split."""
-    kept: list[tuple[str, np.ndarray]] = []
-    overlaps = []
-    num_before = 0
-    for document_id, tokens in _documents(staged):
-        if split.max_documents is not None and len(kept) >= split.max_documents:
-            break
-        num_before += 1
-        match = overlap_index.find(tokens)
-        if match is not None:
-            overlaps.append({"document": document_id, "split": match[0], "equals": match[1]})
-            if split.overlaps == "drop":
-                continue
-        kept.append((document_id, tokens))
-    if not kept:
-        raise ValueError(
-            f"split {split.name} must keep at least one document of {plan.rules.min_tokens} tokens "
-            f"(BOS counted); it keeps none of {num_before}. Use longer documents or a smaller "
-            "--min_tokens."
-        )
-    overlap_index.add(split.name, iter(kept))
-    with (folder / "tokens.bin").open("wb") as file:
-        for _, tokens in kept:
-            file.write(tokens.tobytes())
-    _write_document_list(folder, kept)
-    num_chunks = sum(len(tokens) // plan.rules.chunk_length for _, tokens in kept)
-    return _split_entry(split, staged, len(kept)) | {
-        "num_documents_before_overlaps": num_before,
-        "num_targets": sum(len(tokens) for _, tokens in kept),
-        "num_chunks": num_chunks,
-        "num_targets_in_chunks": num_chunks * plan.rules.chunk_length,
-        "overlaps": overlaps,
-        "overlaps_dropped": split.overlaps == "drop",
-    }
-
-
-def _write_document_list(folder: Path, documents: list[tuple[str, np.ndarray]]) -> None:
-    listed = {
-        "ids": [document_id for document_id, _ in documents],
-        "num_tokens": [len(tokens) for _, tokens in documents],
-        "sha256": [document_sha256(tokens) for _, tokens in documents],
-    }
-    write_json(folder / "documents.json", listed)
-
-
-def _split_entry(split: SplitPlan, staged: list[StagedShard], num_documents: int) -> dict[str, Any]:
-    return {
-        "kind": split.kind,
-        "confirmation": split.confirmation,
-        "max_document_tokens": split.max_document_tokens,
-        "shards": [
-            {"name": shard.name, "sha256": shard.sha256, **shard.counts} for shard in staged
-        ],
-        "num_documents": num_documents,
-    }
+def _is_enough(split: SplitPlan, num_documents: int, num_chunks: int) -> bool:
+    """Whether the shards so far surely fill a split's limits."""
+    # Documents that overlap with an earlier split will be dropped later: read on a little.
+    if split.max_documents is not None and num_documents >= 2 * split.max_documents:
+        return True
+    if split.max_chunks is None or split.content == "mixed":
+        return False
+    # Packing loses what it crops, and its buffer must stay full to the last row: read on.
+    return num_chunks >= split.max_chunks * (1 if split.content == "long" else 3)
 
 
 def _manifest(
@@ -279,6 +213,8 @@ def _manifest(
         "format_version": FORMAT_VERSION,
         "source": plan.source,
         "notes": plan.notes,
+        **({} if plan.hub is None else {"hub": plan.hub}),
+        **({} if plan.expected is None else {"expected": plan.expected}),
         "chunk_length": plan.rules.chunk_length,
         "min_tokens": plan.rules.min_tokens,
         "seed": plan.seed,

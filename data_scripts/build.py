@@ -1,8 +1,11 @@
 """Build a chunk set: `python -m data_scripts.build SOURCE --out DIR`.
 
     python -m data_scripts.build stdlib --out demo/chunk_set
+    python -m data_scripts.build climbmix --out climbmix --delete_shards --num_processes 8
+    python -m data_scripts.build packed --out climbmix_packed --tokenizer climbmix
     python -m data_scripts.build parquet --split train='shards/*.parquet' dev=dev.parquet --out set
     python -m data_scripts.build text --split train='books/*.txt' dev='held_out/*.txt' --out set
+    python -m data_scripts.build mixed --split train='shards/*.parquet' --long_share 0.5 --out set
 
 A build that was interrupted leaves no set; the same command goes on where it stopped.
 """
@@ -10,33 +13,20 @@ A build that was interrupted leaves no set; the same command goes on where it st
 from __future__ import annotations
 
 import argparse
+import hashlib
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from data_scripts.assemble import BuildPlan, SplitPlan, build_chunk_set
-from data_scripts.chunk_set import ChunkSet
-from data_scripts.chunking import DocumentRules
+from data_scripts.assemble import build_chunk_set
 from data_scripts.command_line import normalise_flags, run
 from data_scripts.describe import summary
-from data_scripts.sources import (
-    TextShard,
-    installed_packages,
-    parquet_shards,
-    python_files,
-    python_shards,
-    standard_library,
-    text_shards,
-)
+from data_scripts.downloads import HubShard, Prefetch
+from data_scripts.plans import plan_climbmix, plan_files, plan_mixed, plan_packed, plan_stdlib
+from data_scripts.sources import TextShard
+from data_scripts.staging import fresh_folder
 from data_scripts.tokenizer import BytePairTokenizer, open_tokenizer, train_tokenizer
-
-TRAINING_SPLIT = "train"
-_MIN_BYTES_PER_TOKEN = 2  # a Python file with fewer bytes a token than this is a table of numbers
-_BYTES_PER_TOKEN = 5  # more than Python source has, so that what is there is never overestimated
-_TOPPED_UP = (
-    "the standard library is short of long files (some systems install it without its tests): "
-    "training is topped up from installed packages"
-)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -46,146 +36,61 @@ def main(argv: Sequence[str] | None = None) -> None:
         ValueError: for bad input, before any work where it can be known.
     """
     arguments = _parser().parse_args(normalise_flags(sys.argv[1:] if argv is None else argv))
-    chunk_set = arguments.build(arguments)
+    plan, tokenizer_shards = arguments.plan(arguments)
+
+    def make_tokenizer(staging: Path) -> BytePairTokenizer:
+        if arguments.tokenizer is not None:
+            return open_tokenizer(arguments.tokenizer)
+        return _trained_tokenizer(tokenizer_shards, arguments, staging)
+
+    chunk_set = build_chunk_set(
+        arguments.out, plan, make_tokenizer, arguments.num_processes, arguments.num_downloads
+    )
+    for shard in tokenizer_shards:  # what was only read for the tokenizer
+        shard.release()
+    if arguments.delete_shards:
+        _remove_downloads([*tokenizer_shards, *(s for split in plan.splits for s in split.shards)])
     print(summary(chunk_set))
 
 
-def build_stdlib(arguments: argparse.Namespace) -> ChunkSet:
-    """Long documents from Python's own installed source; no download."""
-    rules = _rules(arguments)
-    chunk_length = rules.chunk_length
-    root = standard_library()
-    files = python_files(root, _MIN_BYTES_PER_TOKEN * rules.min_tokens)
-    # Twice as many candidates as documents wanted: some turn out too short.
-    num_dev_val, num_dev_heldout = 2 * arguments.num_dev_val, 2 * arguments.num_dev_heldout
-    num_evaluation = num_dev_val + num_dev_heldout
-    if len(files) < 2 * num_evaluation:
-        raise ValueError(
-            f"the standard library must hold at least {2 * num_evaluation} long Python files; "
-            f"found {len(files)} in {root}. Use `build text` on files of your own."
+def _trained_tokenizer(
+    shards: Sequence[TextShard], arguments: argparse.Namespace, staging: Path
+) -> BytePairTokenizer:
+    """Train on the shards, in order; one that an interrupted build has finished is taken."""
+    settings = f"{arguments.vocab_size}\0{arguments.tokenizer_characters}"
+    contents = "".join(f"\0{shard.name}\0{shard.sha256()}" for shard in shards)
+    key = hashlib.sha256((settings + contents).encode()).hexdigest()[:16]
+    folder = staging / f"tokenizer-{key}"
+    if not folder.is_dir():
+        print(f"training a tokenizer of {arguments.vocab_size:,} ids")
+        texts = _texts(shards, arguments.num_downloads)
+        tokenizer = train_tokenizer(
+            texts, arguments.vocab_size, max_characters=arguments.tokenizer_characters
         )
-    dev_val, dev_heldout = files[:num_dev_val], files[num_dev_val:num_evaluation]
-    max_training_tokens = 8 * chunk_length
-    training_files = files[num_evaluation:]
-    train = python_shards(root, training_files, "stdlib")
-    notes = [f"Python {sys.version_info.major}.{sys.version_info.minor} standard library"]
-    num_targets = sum(
-        min((root / file).stat().st_size // _BYTES_PER_TOKEN, max_training_tokens)
-        for file in training_files
-    )
-    if num_targets < arguments.max_chunks * chunk_length:
-        packages = installed_packages()
-        topping = python_files(packages, _MIN_BYTES_PER_TOKEN * rules.min_tokens)
-        train += python_shards(packages, topping, "packages")
-        notes.append(_TOPPED_UP)
-        print(_TOPPED_UP)
-    max_evaluation_tokens = arguments.max_document_tokens or chunk_length * 9 // 2
-    splits = [
-        SplitPlan(
-            TRAINING_SPLIT,
-            train,
-            "chunks",
-            max_chunks=arguments.max_chunks,
-            max_document_tokens=max_training_tokens,
-        ),
-        SplitPlan(
-            "dev_val",
-            python_shards(root, dev_val, "dev_val"),
-            "documents",
-            max_documents=arguments.num_dev_val,
-            max_document_tokens=max_evaluation_tokens,
-        ),
-        SplitPlan(
-            "dev_heldout",
-            python_shards(root, dev_heldout, "dev_heldout"),
-            "documents",
-            max_documents=arguments.num_dev_heldout,
-            max_document_tokens=max_evaluation_tokens,
-        ),
-    ]
-    plan = BuildPlan("stdlib", splits, rules, arguments.seed, notes)
-    return _build(arguments, plan)
+        texts.close()
+        unfinished = fresh_folder(staging / "tokenizer.tmp")
+        tokenizer.save(unfinished)
+        unfinished.rename(folder)
+    return BytePairTokenizer.load(folder)
 
 
-def build_files(arguments: argparse.Namespace) -> ChunkSet:
-    """Anyone's documents: Parquet shards with a text column, or text files."""
-    rules = _rules(arguments)
-    find_shards = parquet_shards if arguments.source == "parquet" else text_shards
-    patterns = _split_patterns(arguments.split)
-    unknown = set(arguments.confirmation) - set(patterns)
-    if unknown or TRAINING_SPLIT in arguments.confirmation:
-        raise ValueError(
-            f"--confirmation must name evaluation splits given with --split; found "
-            f"{', '.join(arguments.confirmation)} beside {', '.join(patterns)}."
-        )
-    # Training first, confirmation last: overlaps are looked for in the splits before.
-    names = sorted(
-        patterns, key=lambda name: (name != TRAINING_SPLIT, name in arguments.confirmation)
-    )
-    splits = [
-        SplitPlan(
-            name,
-            find_shards(patterns[name]),
-            "chunks" if name == TRAINING_SPLIT else "documents",
-            confirmation=name in arguments.confirmation,
-            max_chunks=arguments.max_chunks if name == TRAINING_SPLIT else None,
-            max_documents=None if name == TRAINING_SPLIT else arguments.max_documents,
-            max_document_tokens=arguments.max_document_tokens,
-            overlaps="list" if arguments.keep_overlaps else "drop",
-        )
-        for name in names
-    ]
-    return _build(arguments, BuildPlan(arguments.source, splits, rules, arguments.seed))
+def _texts(shards: Sequence[TextShard], num_downloads: int) -> Iterator[str]:
+    """The texts for the tokenizer; what is not UTF-8 is reported when it is tokenised."""
+    downloads = [shard for shard in shards if isinstance(shard, HubShard)]
+    with Prefetch(downloads, min(num_downloads, 2), ahead=2) as prefetch:
+        for shard in shards:
+            for _, raw in shard.documents():
+                yield (raw or b"").decode("utf-8", errors="replace")
+            if isinstance(shard, HubShard):
+                shard.release()
+                prefetch.done(shard)
 
 
-def _build(arguments: argparse.Namespace, plan: BuildPlan) -> ChunkSet:
-    if arguments.tokenizer is not None:
-        tokenizer = open_tokenizer(arguments.tokenizer)
-    else:
-        print(f"training a tokenizer of {arguments.vocab_size:,} ids on {TRAINING_SPLIT}")
-        tokenizer = _train_tokenizer(plan, arguments)
-    return build_chunk_set(arguments.out, plan, tokenizer, arguments.num_processes)
-
-
-def _train_tokenizer(plan: BuildPlan, arguments: argparse.Namespace) -> BytePairTokenizer:
-    shards = next(split.shards for split in plan.splits if split.kind == "chunks")
-    return train_tokenizer(
-        _texts(shards), arguments.vocab_size, max_characters=arguments.tokenizer_characters
-    )
-
-
-def _texts(shards: list[TextShard]) -> Iterator[str]:
-    """The training texts, for the tokenizer; what is not UTF-8 is reported when it is tokenised."""
-    for shard in shards:
-        for _, raw in shard.documents():
-            yield (raw or b"").decode("utf-8", errors="replace")
-
-
-def _rules(arguments: argparse.Namespace) -> DocumentRules:
-    min_tokens = arguments.min_tokens
-    if min_tokens is None:
-        min_tokens = arguments.chunk_length + 1
-    return DocumentRules(arguments.chunk_length, min_tokens, arguments.max_document_tokens)
-
-
-def _split_patterns(values: list[str]) -> dict[str, str]:
-    patterns: dict[str, str] = {}
-    for value in values:
-        name, equals, pattern = value.partition("=")
-        if not equals or not name or not pattern:
-            raise ValueError(
-                f"--split must be NAME=GLOB; found {value!r}. "
-                "For example --split train='shards/*.parquet' dev=dev.parquet"
-            )
-        if name in patterns:
-            raise ValueError(f"--split {name} is given twice; use one pattern for it.")
-        patterns[name] = pattern
-    if TRAINING_SPLIT not in patterns:
-        raise ValueError(
-            f"--split must name the training split {TRAINING_SPLIT}; found "
-            f"{', '.join(patterns)}. Every other split is for evaluation."
-        )
-    return patterns
+def _remove_downloads(shards: Sequence[TextShard]) -> None:
+    """The download folders of shards that were not to be kept."""
+    for folder in {shard.folder for shard in shards if isinstance(shard, HubShard)}:
+        if not any(path.suffix == ".parquet" for path in folder.glob("[!.]*")):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -195,54 +100,60 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     sources = parser.add_subparsers(dest="source", required=True, metavar="SOURCE")
-    stdlib = sources.add_parser(
+
+    def source(name: str, what: str, plan: object, **defaults: object) -> argparse.ArgumentParser:
+        added = sources.add_parser(name, help=what, description=f"Build a set from {what}.")
+        _add_common(added, "%(default)s" if defaults else "the shard list's")
+        added.set_defaults(plan=plan, num_downloads=2, delete_shards=False, **defaults)
+        return added
+
+    long = {"chunk_length": 8192, "vocab_size": 8192, "tokenizer_characters": 1_000_000_000}
+    demo = {"chunk_length": 1024, "vocab_size": 4096, "tokenizer_characters": 8_000_000}
+    stdlib = source(
         "stdlib",
-        help="Python's own installed source: the demo's set, without a download",
-        description="Build a small set from the long files of Python's standard library.",
+        "Python's own installed source: the demo's set, without a download",
+        plan_stdlib,
+        **demo,
+        max_chunks=480,
     )
-    _add_common(stdlib, chunk_length=1024, vocab_size=4096)
     stdlib.add_argument("--num_dev_val", type=_positive, default=40, help="documents in dev_val")
     stdlib.add_argument(
         "--num_dev_heldout", type=_positive, default=24, help="documents in dev_heldout"
     )
-    stdlib.set_defaults(build=build_stdlib, max_chunks=480, tokenizer_characters=8_000_000)
+    climbmix = source(
+        "climbmix", "the paper's shards of a Hub dataset (62,538 chunks of 8,192)", plan_climbmix
+    )
+    _add_hub(climbmix, "climbmix.json")
     for name, what in (("parquet", "Parquet files with a column `text`"), ("text", "text files")):
-        files = sources.add_parser(
-            name, help=f"your own documents: {what}", description=f"Build a set from {what}."
+        files = source(name, f"your own documents: {what}", plan_files, **long)
+        _add_files(files, required=True)
+    packed = source(
+        "packed",
+        "documents of every length, packed into rows: the reference recipe's from the Hub, or your "
+        "own Parquet files with --split",
+        plan_packed,
+    )
+    _add_hub(packed, "climbmix_packed.json")
+    _add_files(packed, required=False)
+    mixed = source("mixed", "long and short documents in a stated share", plan_mixed, **long)
+    _add_files(mixed, required=True)
+    mixed.add_argument(
+        "--long_share",
+        type=float,
+        default=0.5,
+        help="of the training chunks that are of long documents; the others are packed rows of "
+        "documents shorter than --min_tokens (%(default)s)",
+    )
+    for added in (packed, mixed):
+        added.add_argument(
+            "--max_evaluation_rows", type=_positive, help="packed rows of each evaluation split"
         )
-        _add_common(files, chunk_length=8192, vocab_size=8192)
-        files.add_argument(
-            "--split",
-            nargs="+",
-            action="extend",
-            required=True,
-            metavar="NAME=GLOB",
-            help="files of a split; `train` is for training, every other for evaluation",
-        )
-        files.add_argument(
-            "--confirmation",
-            nargs="+",
-            default=[],
-            metavar="NAME",
-            help="evaluation splits that may be scored only once, after a registration",
-        )
-        files.add_argument(
-            "--max_documents", type=_positive, help="documents kept of each evaluation split"
-        )
-        files.add_argument(
-            "--keep_overlaps",
-            action="store_true",
-            help="list evaluation documents that begin like an earlier split's, but keep them",
-        )
-        files.set_defaults(build=build_files, tokenizer_characters=1_000_000_000)
     return parser
 
 
-def _add_common(parser: argparse.ArgumentParser, chunk_length: int, vocab_size: int) -> None:
+def _add_common(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to make")
-    parser.add_argument(
-        "--chunk_length", type=int, default=chunk_length, help="targets in a chunk (%(default)s)"
-    )
+    parser.add_argument("--chunk_length", type=int, help=f"targets in a chunk ({default})")
     parser.add_argument(
         "--min_tokens",
         type=int,
@@ -255,8 +166,7 @@ def _add_common(parser: argparse.ArgumentParser, chunk_length: int, vocab_size: 
     parser.add_argument(
         "--vocab_size",
         type=int,
-        default=vocab_size,
-        help="ids of the tokenizer to train, special tokens included (%(default)s)",
+        help=f"ids of the tokenizer to train, special tokens included ({default})",
     )
     parser.add_argument(
         "--tokenizer",
@@ -267,13 +177,62 @@ def _add_common(parser: argparse.ArgumentParser, chunk_length: int, vocab_size: 
     parser.add_argument(
         "--tokenizer_characters",
         type=_positive,
-        help="characters of training text for the tokenizer, 10,000 a document (%(default)s)",
+        help=f"characters of training text for the tokenizer, 10,000 a document ({default})",
     )
     parser.add_argument(
         "--seed", type=int, default=0, help="of the training chunks' order (%(default)s)"
     )
     parser.add_argument(
         "--num_processes", type=_positive, default=1, help="that tokenise (%(default)s)"
+    )
+
+
+def _add_files(parser: argparse.ArgumentParser, required: bool) -> None:
+    parser.add_argument(
+        "--split",
+        nargs="+",
+        action="extend",
+        required=required,
+        metavar="NAME=GLOB",
+        help="files of a split; `train` is for training, every other for evaluation",
+    )
+    parser.add_argument(
+        "--confirmation",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="evaluation splits that may be scored only once, after a registration",
+    )
+    parser.add_argument(
+        "--max_documents", type=_positive, help="documents kept of each evaluation split"
+    )
+    parser.add_argument(
+        "--keep_overlaps",
+        action="store_true",
+        help="list evaluation documents that begin like an earlier split's, but keep them",
+    )
+
+
+def _add_hub(parser: argparse.ArgumentParser, manifest: str) -> None:
+    parser.add_argument(
+        "--manifest",
+        type=Path,
+        metavar="JSON",
+        help=f"another list of shards than data_scripts/manifests/{manifest}",
+    )
+    parser.add_argument(
+        "--revision", help="of the Hub dataset: a branch, tag or commit (its main branch now)"
+    )
+    parser.add_argument(
+        "--download_dir", type=Path, metavar="DIR", help="where shards are kept (OUT.shards)"
+    )
+    parser.add_argument(
+        "--delete_shards",
+        action="store_true",
+        help="delete each shard once it is tokenised: a few lie on the disk at a time",
+    )
+    parser.add_argument(
+        "--num_downloads", type=_positive, default=2, help="shards downloaded side by side"
     )
 
 

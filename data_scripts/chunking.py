@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
@@ -107,13 +107,16 @@ def tokenise_documents(
                 "Convert it or leave it out."
             ) from None
         counts.bytes_tokenised += len(raw)
-        tokens = tokenizer.encode(text)
+        try:
+            tokens = tokenizer.encode(text, rules.max_document_tokens)
+        except ValueError as error:
+            raise ValueError(f"{document_id}: {error}") from None
         if len(tokens) + 1 < rules.min_tokens:
             counts.too_few_tokens += 1
             continue
         counts.kept += 1
         result.ids.append(document_id)
-        result.tokens.append(tokens[: rules.max_document_tokens].astype(dtype))
+        result.tokens.append(tokens.astype(dtype))
     return result
 
 
@@ -162,7 +165,6 @@ class OverlapIndex:
         """Split and id of an added document with the same first 256 tokens, or None."""
         return self._seen.get(prefix_key(tokens))
 
-    def add(self, split: str, documents: Iterator[tuple[str, np.ndarray]]) -> None:
-        """Add a split's (id, tokens)."""
-        for document_id, tokens in documents:
-            self._seen.setdefault(prefix_key(tokens), (split, document_id))
+    def add(self, split: str, document_id: str, tokens: np.ndarray) -> None:
+        """Add a document of a split; the first with its beginning counts."""
+        self._seen.setdefault(prefix_key(tokens), (split, document_id))

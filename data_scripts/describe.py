@@ -7,6 +7,7 @@ import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -61,10 +62,28 @@ def summary(chunk_set: ChunkSet) -> str:
         )
         if entry["kind"] == "documents":
             action = "dropped" if entry["overlaps_dropped"] else "listed"
-            line += f"  {len(entry['overlaps'])} overlaps {action}"
+            before = entry["num_documents_before_overlaps"]
+            line += f"  {len(entry['overlaps'])} overlaps {action} of {before:,} documents"
         lines.append(line)
+    lines += _expectations(manifest)
     lines.append(f"  fingerprint {chunk_set.fingerprint}")
     return "\n".join(lines)
+
+
+def _expectations(manifest: dict[str, Any]) -> list[str]:
+    """The paper's counts beside what was found: near, never a failure."""
+    expected_splits = manifest.get("expected", {})
+    lines = ["  the paper's counts, near what is expected here"] if expected_splits else []
+    for split, counts in expected_splits.items():
+        entry = manifest["splits"][split]
+        found_counts = entry | {"num_overlaps": len(entry.get("overlaps", []))}
+        for name, expected in counts.items():
+            found = found_counts[name]
+            lines.append(
+                f"    {split:<12} {name.removeprefix('num_'):<18} near {expected:>11,}   "
+                f"found {found:>11,}  ({(found - expected) / expected:+.2%})"
+            )
+    return lines
 
 
 def _describe_chunks(chunk_set: ChunkSet, split: str, max_chunks: int) -> str:

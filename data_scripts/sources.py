@@ -12,6 +12,7 @@ import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -68,6 +69,9 @@ class ParquetShard:
         """Hash of the file."""
         return file_sha256(self.path)
 
+    def release(self) -> None:
+        """Its documents have been read: a file of the user's stays."""
+
 
 @dataclass(frozen=True)
 class FileShard:
@@ -92,8 +96,28 @@ class FileShard:
             digest.update(f"{file}\0{hashlib.sha256(raw or b'').hexdigest()}\n".encode())
         return digest.hexdigest()
 
+    def release(self) -> None:
+        """Its documents have been read: files of the user's stay."""
 
-TextShard = ParquetShard | FileShard
+
+class TextShard(Protocol):
+    """What a build reads: a local file, some local files, or a file of the Hub."""
+
+    @property
+    def name(self) -> str:
+        """For the manifest, the same on every machine."""
+
+    def check(self) -> None:
+        """Raise a ValueError for what can be seen to be wrong before anything is read."""
+
+    def documents(self) -> Iterator[tuple[str, bytes | None]]:
+        """(document id, UTF-8 bytes), always in the same order."""
+
+    def sha256(self) -> str:
+        """Hash of the content."""
+
+    def release(self) -> None:
+        """Its documents have been read and staged."""
 
 
 def parquet_shards(pattern: str) -> list[TextShard]:

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -24,6 +24,7 @@ import numpy as np
 
 from data_scripts.chunk_set import DTYPES, dtype_name
 from data_scripts.chunking import DocumentRules, tokenise_documents
+from data_scripts.downloads import HubShard, Prefetch
 from data_scripts.sources import TextShard
 from data_scripts.tokenizer import BytePairTokenizer
 
@@ -117,68 +118,102 @@ class StagedShard:
 
 
 def stage_shards(
-    shards: list[TextShard],
+    shards: Sequence[TextShard],
     folder: Path,
     tokenizer: BytePairTokenizer,
     rules: DocumentRules,
     num_processes: int = 1,
+    num_downloads: int = 2,
 ) -> Iterator[StagedShard]:
     """Tokenise shards into `folder`, in order; a shard that is there already is taken as it is.
 
     Yields each shard as it is done, so that a caller with enough can stop early. The result does
-    not depend on `num_processes`.
+    not depend on `num_processes`. Shards of the Hub are downloaded ahead in `num_downloads`
+    threads; no more than `num_downloads` + 2 `num_processes` lie on the disk and wait.
 
     Raises:
-        ValueError: if a document is not UTF-8.
+        ValueError: if a document is not UTF-8, or the Hub refuses a shard.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    if num_processes == 1 or len(shards) == 1:
-        for index, shard in enumerate(shards):
-            yield _stage_shard(shard, index, folder, tokenizer, rules)
+    jobs = [
+        _Job(shard, folder / f"{index:05d}.tokens", tokenizer, rules)
+        for index, shard in enumerate(shards)
+    ]
+    missing = [
+        job.shard for job in jobs if isinstance(job.shard, HubShard) and job.staged() is None
+    ]
+    with Prefetch(missing, num_downloads, num_downloads + num_processes) as prefetch:
+        for job, staged in _run_jobs(jobs, num_processes):
+            job.shard.release()
+            if isinstance(job.shard, HubShard):
+                prefetch.done(job.shard)
+            yield staged
+
+
+def _run_jobs(jobs: list[_Job], num_processes: int) -> Iterator[tuple[_Job, StagedShard]]:
+    if num_processes == 1 or len(jobs) == 1:
+        for job in jobs:
+            yield job, job.run()
         return
     # Spawned, not forked: the parent may hold threads of arrow or tokenizers.
     with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
-        futures = [
-            pool.submit(_stage_shard, shard, index, folder, tokenizer, rules)
-            for index, shard in enumerate(shards)
-        ]
+        futures = [pool.submit(job.run) for job in jobs]
         try:
-            for future in futures:
-                yield future.result()
+            for job, future in zip(jobs, futures, strict=True):
+                yield job, future.result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _stage_shard(
-    shard: TextShard,
-    index: int,
-    folder: Path,
-    tokenizer: BytePairTokenizer,
-    rules: DocumentRules,
-) -> StagedShard:
-    path = folder / f"{index:05d}.tokens"
-    record_path = path.with_suffix(".json")
-    dtype = DTYPES[dtype_name(tokenizer.vocab_size)]
-    sha256 = shard.sha256()
-    key = _staging_key(shard.name, sha256, tokenizer, rules)
-    if record_path.is_file():
+@dataclass(frozen=True)
+class _Job:
+    """One shard to be tokenised into `path`, and its record beside it."""
+
+    shard: TextShard
+    path: Path
+    tokenizer: BytePairTokenizer
+    rules: DocumentRules
+
+    @property
+    def _dtype(self) -> np.dtype:
+        return DTYPES[dtype_name(self.tokenizer.vocab_size)]
+
+    def staged(self) -> StagedShard | None:
+        """The result, if an earlier build left it for the same content, tokenizer and rules."""
+        record_path = self.path.with_suffix(".json")
+        if not record_path.is_file():
+            return None
         record = json.loads(record_path.read_text(encoding="utf-8"))
-        if record.pop("key") == key:
-            return StagedShard(path=path, dtype=dtype, **record)
-    result = tokenise_documents(shard.documents(), tokenizer, rules)
-    record_path.unlink(missing_ok=True)
-    with path.open("wb") as file:
-        for tokens in result.tokens:
-            file.write(tokens.astype(dtype, copy=False).tobytes())
-    record = {
-        "name": shard.name,
-        "sha256": sha256,
-        "ids": result.ids,
-        "num_tokens": [len(tokens) for tokens in result.tokens],
-        "counts": result.counts.as_dict(),
-    }
-    write_json(record_path, {"key": key, **record})
-    return StagedShard(path=path, dtype=dtype, **record)
+        key = _staging_key(self.shard.name, self.shard.sha256(), self.tokenizer, self.rules)
+        if record.pop("key") != key:
+            return None
+        staged = StagedShard(path=self.path, dtype=self._dtype, **record)
+        num_bytes = sum(staged.num_tokens) * self._dtype.itemsize
+        is_whole = self.path.is_file() and self.path.stat().st_size == num_bytes
+        return staged if is_whole else None
+
+    def run(self) -> StagedShard:
+        """Tokenise the shard, unless that is done."""
+        staged = self.staged()
+        if staged is not None:
+            return staged
+        result = tokenise_documents(self.shard.documents(), self.tokenizer, self.rules)
+        record_path = self.path.with_suffix(".json")
+        record_path.unlink(missing_ok=True)
+        with self.path.open("wb") as file:
+            for tokens in result.tokens:
+                file.write(tokens.astype(self._dtype, copy=False).tobytes())
+        sha256 = self.shard.sha256()
+        record = {
+            "name": self.shard.name,
+            "sha256": sha256,
+            "ids": result.ids,
+            "num_tokens": [len(tokens) for tokens in result.tokens],
+            "counts": result.counts.as_dict(),
+        }
+        key = _staging_key(self.shard.name, sha256, self.tokenizer, self.rules)
+        write_json(record_path, {"key": key, **record})
+        return StagedShard(path=self.path, dtype=self._dtype, **record)
 
 
 def _staging_key(name: str, sha256: str, tokenizer: BytePairTokenizer, rules: DocumentRules) -> str:

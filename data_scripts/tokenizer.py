@@ -12,6 +12,7 @@ import base64
 import binascii
 import itertools
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,6 +33,12 @@ RANKS_FILE = "ranks.tiktoken"
 TOKEN_BYTES_FILE = "token_bytes.npy"
 REFERENCE_TOKEN_BYTES_FILE = "reference_token_bytes.npy"
 _NUM_BYTES = 256
+_BLOCK_CHARACTERS = 1 << 20  # a long document is encoded in blocks of about so much text
+# tiktoken's regular expression engine overflows its stack at 1,000,000 characters of white space.
+_MAX_WHITE_SPACE = 500_000
+# Where SPLIT_PATTERN always ends a piece, whatever stands around: after a newline that something
+# visible follows (no piece goes on past one), and between a word and a space with another word.
+_BOUNDARY = re.compile(r"(?<=\n)(?=[!-~])|(?<=[A-Za-z])(?= [A-Za-z])")
 
 
 @dataclass(frozen=True)
@@ -85,9 +92,43 @@ class BytePairTokenizer:
             },
         )
 
-    def encode(self, text: str) -> np.ndarray:
-        """Token ids of a text, without BOS: uint32 [num_tokens]. Special names are plain text."""
-        return np.array(self.encoding.encode_ordinary(text), np.uint32)
+    def encode(self, text: str, max_tokens: int | None = None) -> np.ndarray:
+        """Token ids of a text, without BOS: uint32 [num_tokens]. Special names are plain text.
+
+        A long text is encoded in blocks that end where a piece ends, so the ids do not depend on
+        the blocks, and memory stays near the size of the text.
+
+        Args:
+            text: the document.
+            max_tokens: stop after so many; None encodes all.
+
+        Raises:
+            ValueError: if the text holds 500,000 or more characters of white space in a row.
+        """
+        if len(text) >= _MAX_WHITE_SPACE and re.search(rf"\s{{{_MAX_WHITE_SPACE}}}", text):
+            raise ValueError(
+                f"a text must hold fewer than {_MAX_WHITE_SPACE:,} characters of white space in a "
+                "row; found a longer run. Shorten the run or leave the document out."
+            )
+        parts, num_tokens = [], 0
+        for block in self._blocks(text):
+            parts.append(np.array(self.encoding.encode_ordinary(block), np.uint32))
+            num_tokens += len(parts[-1])
+            if max_tokens is not None and num_tokens >= max_tokens:
+                break
+        ids = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return ids[:max_tokens]
+
+    def _blocks(self, text: str) -> Iterator[str]:
+        """The text in blocks that end at a boundary of pieces; whole under another pattern."""
+        start = 0
+        while self.pattern == SPLIT_PATTERN and len(text) - start > _BLOCK_CHARACTERS:
+            boundary = _BOUNDARY.search(text, start + _BLOCK_CHARACTERS)
+            if boundary is None:
+                break
+            yield text[start : boundary.start()]
+            start = boundary.start()
+        yield text[start:]
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """Text of some ids; a character that is cut in two becomes U+FFFD."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_scripts import build as build_module
+from data_scripts import plans as plans_module
 from data_scripts import staging
 from data_scripts.build import main as build
 from data_scripts.chunk_set import ChunkSet, file_sha256
@@ -190,8 +190,8 @@ def small_library(tmp_path, monkeypatch):
     (library / "encodings" / "table.py").write_text(make_text(1, 500))
     (library / "site-packages").mkdir()
     (library / "site-packages" / "other.py").write_text(make_text(2, 500))
-    monkeypatch.setattr(build_module, "standard_library", lambda: library)
-    monkeypatch.setattr(build_module, "installed_packages", lambda: packages)
+    monkeypatch.setattr(plans_module, "standard_library", lambda: library)
+    monkeypatch.setattr(plans_module, "installed_packages", lambda: packages)
     return library
 
 

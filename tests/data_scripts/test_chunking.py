@@ -83,7 +83,8 @@ def test_the_training_order_is_frozen():
 def test_overlaps_are_found_by_the_first_256_tokens():
     base = np.arange(400, dtype=np.uint16)
     index = OverlapIndex()
-    index.add("train", iter([("a", base), ("short", base[:100])]))
+    index.add("train", "a", base)
+    index.add("train", "short", base[:100])
     same_beginning = np.concatenate([base[:256], base[:50]])
     assert index.find(same_beginning) == ("train", "a")
     assert index.find(base[:255]) is None
