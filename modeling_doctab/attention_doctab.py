@@ -1,11 +1,16 @@
-"""Attention implementations behind transformers' interface: eager, and windowed for rows.
+"""Attention implementations behind transformers' interface: eager, and "doctab_windowed".
 
-"windowed" is the default. On rows without padding it computes a sliding layer in O(T w): the row
-is cut into blocks as long as the window, and each block of queries meets its own and the previous
-block of keys. Everything else it hands to scaled-dot-product attention, with a mask if one is
-needed.
+"doctab_windowed" is the default. On whole rows without padding it takes the fastest kernel there
+is: on a GPU in half precision torch's own flash attention, which knows sliding windows; elsewhere,
+for a sliding layer, blocks as long as the window, each meeting its own and the previous block of
+keys, so that a layer costs O(T w). Everything else goes to scaled-dot-product attention, with a
+mask if one is needed. `attn_implementation="flex_attention"`, "flash_attention_2" and the kernels
+of the Hub work as for any model.
 """
 
+import inspect
+import warnings
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -14,6 +19,13 @@ from torch.nn import functional as F
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+try:
+    from torch.nn.attention import varlen
+
+    varlen_attn: Any = varlen.varlen_attn
+except ImportError:  # before torch 2.10
+    varlen_attn = None
 
 WINDOWED = "doctab_windowed"
 
@@ -33,8 +45,7 @@ def eager_attention_forward(
     Returns:
         [B, T, H, C], and the weights [B, H, T, S].
     """
-    groups = query.shape[1] // key.shape[1]
-    key, value = (x.repeat_interleave(groups, 1) if groups > 1 else x for x in (key, value))
+    key, value = _repeat_heads(query, key, value)
     scores = query @ key.transpose(2, 3) * scaling
     if attention_mask is not None:
         scores = scores + attention_mask
@@ -70,15 +81,59 @@ def windowed_attention_forward(
         [B, T, H, C], and no weights.
     """
     length = query.shape[2]
-    whole_rows = attention_mask is None and key.shape[2] == length
-    if sliding_window is not None and whole_rows and length > sliding_window:
-        groups = query.shape[1] // key.shape[1]
-        key, value = (x.repeat_interleave(groups, 1) if groups > 1 else x for x in (key, value))
-        output = banded_attention(query, key, value, sliding_window - 1, scaling)
-        return output.transpose(1, 2).contiguous(), None
+    if attention_mask is None and key.shape[2] == length and length > 1:
+        if query.is_cuda and _flash_works(query.device, query.dtype, query.shape[3]):
+            keys, values = _repeat_heads(query, key, value)
+            return flash_attention(query, keys, values, sliding_window, scaling), None
+        if sliding_window is not None and length > sliding_window:
+            keys, values = _repeat_heads(query, key, value)
+            output = banded_attention(query, keys, values, sliding_window - 1, scaling)
+            return output.transpose(1, 2).contiguous(), None
     return sdpa_attention_forward(
         module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
     )
+
+
+def flash_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    sliding_window: int | None,
+    scaling: float | None = None,
+) -> torch.Tensor:
+    """torch's own flash attention on whole rows: [B, H, T, C] each, to [B, T, H, C]."""
+    batch, heads, length, head_dim = query.shape
+    bounds = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=query.device)
+    window = (-1 if sliding_window is None else sliding_window - 1, 0)
+    flat = (x.transpose(1, 2).reshape(batch * length, heads, head_dim) for x in (query, key, value))
+    output = varlen_attn(*flat, bounds, bounds, length, length, scale=scaling, window_size=window)
+    return output.view(batch, length, heads, head_dim)
+
+
+@torch.compiler.assume_constant_result
+@lru_cache(maxsize=64)
+def _flash_works(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether torch's flash attention runs here, forward and backward; says so once if not."""
+    if dtype not in (torch.float16, torch.bfloat16):
+        return False
+    if varlen_attn is None or "window_size" not in inspect.signature(varlen_attn).parameters:
+        reason = f"torch {torch.__version__} has none with windows"
+    else:
+        try:
+            with torch.enable_grad():
+                shape = (1, 1, 64, head_dim)
+                x = torch.ones(shape, dtype=dtype, device=device, requires_grad=True)
+                flash_attention(x, x, x, 8).sum().backward()
+            return True
+        except (RuntimeError, NotImplementedError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+    warnings.warn(
+        f"torch's flash attention does not run on {torch.cuda.get_device_name(device)} for heads "
+        f"of {head_dim}: {reason}. Using blocks of scaled-dot-product attention, which is slower; "
+        "attn_implementation='flex_attention' is the other choice.",
+        stacklevel=2,
+    )
+    return False
 
 
 def banded_attention(
@@ -108,7 +163,7 @@ def banded_attention(
         query, key, value = (F.pad(x, (0, 0, 0, pad)) for x in (query, key, value))
 
     def with_previous(x: torch.Tensor) -> torch.Tensor:
-        blocks = x.view(batch, heads, num_blocks, block, head_dim)
+        blocks = x.reshape(batch, heads, num_blocks, block, head_dim)
         previous = F.pad(blocks[:, :, :-1], (0, 0, 0, 0, 1, 0))
         return torch.cat((previous, blocks), 3).flatten(1, 2)
 
@@ -116,11 +171,10 @@ def banded_attention(
     index = torch.arange(2 * block, device=query.device)
     band = (index <= offset) & (index >= offset - window)
     # The first block has no predecessor: its keys there are padding.
-    mask = band.repeat(num_blocks, 1, 1)
-    mask[0, :, :block] = False
-    mask = mask.repeat(heads, 1, 1).unsqueeze(0)
+    is_first = torch.arange(num_blocks, device=query.device)[:, None, None] == 0
+    mask = (band & ~(is_first & (index < block))).repeat(heads, 1, 1).unsqueeze(0)
     output = F.scaled_dot_product_attention(
-        query.view(batch, heads * num_blocks, block, head_dim),
+        query.reshape(batch, heads * num_blocks, block, head_dim),
         with_previous(key),
         with_previous(value),
         attn_mask=mask,
@@ -132,10 +186,20 @@ def banded_attention(
 def windowed_mask(
     *args: Any, q_length: int, kv_length: int, local_size: int | None = None, **kwargs: Any
 ) -> torch.Tensor | None:
-    """As sdpa's mask, but none for a sliding layer on whole rows: the band is built in blocks."""
+    """As sdpa's mask, but none for a sliding layer on whole rows: the kernels know the window."""
     if q_length == kv_length:
         local_size = None
     return sdpa_mask(*args, q_length=q_length, kv_length=kv_length, local_size=local_size, **kwargs)
+
+
+def _repeat_heads(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Key and value heads repeated to the number of query heads."""
+    groups = query.shape[1] // key.shape[1]
+    if groups == 1:
+        return key, value
+    return key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
 
 
 ALL_ATTENTION_FUNCTIONS.register(WINDOWED, windowed_attention_forward)

@@ -20,7 +20,7 @@ from pathlib import Path
 from data_scripts.chunk_set import ChunkSet
 from training.config import load_recipe
 
-RECIPES = Path(__file__).parent / "recipes"
+RECIPES = Path("training/recipes")  # the commands run in the checkout
 DEMO_ARMS = ("b", "b_table", "lg", "lg_table")
 
 # Runs where neither the project nor its folder can be imported: what a stranger has who downloads

@@ -307,18 +307,7 @@ def test_remote_code_imports_torch_and_transformers_alone():
     from modeling_doctab.modeling_doctab import REMOTE_CODE
 
     folder = Path(sys.modules["modeling_doctab"].__file__).parent
-    allowed = {
-        "torch",
-        "transformers",
-        "typing",
-        "hashlib",
-        "inspect",
-        "math",
-        "shutil",
-        "pathlib",
-        "dataclasses",
-        "collections",
-    }
+    allowed = {"torch", "transformers", *sys.stdlib_module_names}
     for name in REMOTE_CODE:
         for line in (folder / name).read_text().splitlines():
             words = line.split()
