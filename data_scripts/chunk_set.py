@@ -8,6 +8,9 @@
     dev_val/tokens.bin       an evaluation split: whole documents, one after the other, without BOS
     dev_val/documents.json
 
+A split of packed rows (Section 4.9) is stored the same ways, each row a document of one chunk in
+which BOS opens every further text; `sources.json` and `segments.bin` say which texts stand where.
+
 Arrays are little-endian uint16, or uint32 where the vocabulary needs it. A document of N stored
 tokens has N targets (BOS is the input of the first) and N // chunk_length full chunks
 (Section 3.2).
@@ -196,6 +199,20 @@ class ChunkSet:
         """`ids`, `num_tokens` and `sha256` of a split's documents, of equal length."""
         self._split(split)
         return json.loads((self.path / split / "documents.json").read_text(encoding="utf-8"))
+
+    def source_documents(self, split: str) -> dict[str, list[Any]]:
+        """As `document_list`, of the documents in the text: those packed into rows included.
+
+        A packed split lists its rows as documents; what stands in them is in sources.json.
+        """
+        entry = self._split(split)
+        listed = self.document_list(split)
+        if entry["content"] == "long":
+            return listed
+        path = self.path / split / "sources.json"
+        sources = json.loads(path.read_text(encoding="utf-8"))
+        num_rows = entry.get("num_packed_rows", len(listed["ids"]))
+        return {name: sources[name] + listed[name][num_rows:] for name in sources}
 
     def documents(self, split: str) -> DocumentSplit:
         """An evaluation split's documents, memory-mapped."""

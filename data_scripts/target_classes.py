@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from data_scripts.lookup import MAX_ORDER, lookup_rows
+from data_scripts.rows import segments_at_bos
 
 
 def target_orders(
@@ -21,8 +22,11 @@ def target_orders(
     occurred earlier, so this is the table's lookup on z with one order more, minus one: a match of
     order 1 alone means only that the target itself is not new.
 
+    In a packed row (Section 4.9) BOS opens every further document, and no occurrence is looked for
+    across one; BOS itself as a target has order 0.
+
     Args:
-        tokens: [num_targets] integers, the document's targets in order, BOS not among them.
+        tokens: [num_targets] integers, the document's targets in order.
         bos_token_id: the id in front of the first target.
         max_order: the longest context to look for, 1 to 7.
 
@@ -44,7 +48,10 @@ def target_orders(
     stream = np.empty((1, len(tokens) + 1), np.int64)
     stream[0, 0] = bos_token_id
     stream[0, 1:] = tokens
-    fields = lookup_rows(stream, max_order + 1)
+    segments = None
+    if (stream[0, 1:] == bos_token_id).any():
+        segments = segments_at_bos(stream, bos_token_id)
+    fields = lookup_rows(stream, max_order + 1, segments)
     order = np.maximum(fields.order[0, 1:] - 1, 0).astype(np.int8)
     distance = np.where(order > 0, fields.distance[0, 1:], 0).astype(np.int32)
     return order, distance

@@ -2,7 +2,10 @@
 
 Every file against the manifest's sha256, every chunk and document against its own checksum (so
 that what is damaged or out of order is named), counts, boundaries, the frozen order, the byte
-tables, and that no document stands in two splits. Exits 0 if all holds, 2 if not.
+tables, and that no document stands in two splits. For a set from the Hub also that the Hub still
+lists the recorded shards with the recorded hashes at the recorded revision; no shard is downloaded.
+`--no_download` leaves that out, `--shards DIR` checks shards on this machine instead.
+Exits 0 if all holds, 2 if not.
 """
 
 from __future__ import annotations
@@ -17,10 +20,12 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from data_scripts.chunk_set import ChunkSet
+from data_scripts.chunk_set import ChunkSet, file_sha256
 from data_scripts.chunking import chunk_starts, document_sha256, training_order
 from data_scripts.command_line import normalise_flags, run
+from data_scripts.downloads import find_shards
 from data_scripts.tokenizer import BytePairTokenizer
+from data_scripts.verify_packed import packed_problems
 
 _SHOWN = 5  # damaged chunks or documents that are named one by one
 
@@ -37,11 +42,22 @@ def main(argv: Sequence[str] | None = None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("chunk_set", type=Path, metavar="DIR", help="the chunk set")
+    parser.add_argument(
+        "--no_download", action="store_true", help="look at this machine's files only"
+    )
+    parser.add_argument(
+        "--shards", type=Path, metavar="DIR", help="where the Parquet shards lie that it came from"
+    )
     arguments = parser.parse_args(normalise_flags(sys.argv[1:] if argv is None else argv))
     problems = find_problems(arguments.chunk_set)
+    chunk_set = ChunkSet.open(arguments.chunk_set)
+    if arguments.shards is not None:
+        problems += local_shard_problems(chunk_set, arguments.shards)
+    elif not arguments.no_download:
+        problems += hub_shard_problems(chunk_set)
     if problems:
         raise ValueError(f"{arguments.chunk_set} does not verify: {'; '.join(problems)}")
-    print(f"{arguments.chunk_set}: verified, {ChunkSet.open(arguments.chunk_set).fingerprint}")
+    print(f"{arguments.chunk_set}: verified, {chunk_set.fingerprint}")
 
 
 def find_problems(path: str | Path) -> list[str]:
@@ -57,7 +73,48 @@ def find_problems(path: str | Path) -> list[str]:
         problems += _training_problems(chunk_set, split)
     for split in chunk_set.evaluation_splits():
         problems += _evaluation_problems(chunk_set, split)
+    for split in chunk_set.manifest["splits"]:
+        problems += packed_problems(chunk_set, split)
     return problems + _repeated_documents(chunk_set)
+
+
+def local_shard_problems(chunk_set: ChunkSet, folder: Path) -> list[str]:
+    """Recorded shards that `folder` lacks, or holds with another content."""
+    problems = []
+    for name, sha256 in _recorded_shards(chunk_set).items():
+        path = folder / name
+        if not path.is_file():
+            problems.append(f"shard {name} is missing in {folder}")
+        elif file_sha256(path) != sha256:
+            problems.append(f"shard {name} in {folder} is not the one that the set was built from")
+    return problems
+
+
+def hub_shard_problems(chunk_set: ChunkSet) -> list[str]:
+    """Recorded shards that the Hub lacks, or lists with another hash; none for a local set.
+
+    Raises:
+        ConnectionError: if the Hub cannot be reached.
+    """
+    hub = chunk_set.manifest.get("hub")
+    if hub is None:
+        return []
+    recorded = _recorded_shards(chunk_set)
+    try:
+        _, shards = find_shards(hub["repo_id"], list(recorded), chunk_set.path, hub["revision"])
+    except ValueError as error:
+        return [f"the Hub does not hold the set's shards any more: {error}"]
+    return [
+        f"shard {shard.name} of {hub['repo_id']} is not the one that the set was built from"
+        for shard in shards
+        if shard.sha256() != recorded[shard.file]
+    ]
+
+
+def _recorded_shards(chunk_set: ChunkSet) -> dict[str, str]:
+    """Name -> sha256 of every shard in the manifest."""
+    splits = chunk_set.manifest["splits"].values()
+    return {shard["name"]: shard["sha256"] for split in splits for shard in split["shards"]}
 
 
 def _tokenizer_problems(chunk_set: ChunkSet) -> list[str]:
@@ -83,10 +140,10 @@ def _training_problems(chunk_set: ChunkSet, split: str) -> list[str]:
     chunks, index = chunk_set.train_chunks(split), chunk_set.chunk_index(split)
     entry = chunk_set.manifest["splits"][split]
     found = np.empty(len(chunks), np.int64)
-    bad_ids = 0
+    bad_ids, has_bos = 0, entry["content"] != "long"  # packed_problems says where BOS may stand
     for i, chunk in enumerate(tqdm(chunks, desc=f"verify {split}", unit="chunk", leave=False)):
         found[i] = zlib.crc32(chunk.tobytes())
-        bad_ids += int(chunk.max() >= chunk_set.bos_token_id)
+        bad_ids += int(chunk.max() >= chunk_set.bos_token_id + has_bos)
     problems = _chunk_problems(split, found, np.asarray(index[:, 2]))
     if bad_ids:
         problems.append(f"{bad_ids} chunks of {split} hold ids from BOS or beyond the vocabulary")
@@ -97,7 +154,9 @@ def _training_problems(chunk_set: ChunkSet, split: str) -> list[str]:
             f"{entry['num_documents']}"
         )
     document, start = chunk_starts(listed["num_tokens"], chunk_set.chunk_length, len(chunks))
-    order = training_order(len(chunks), chunk_set.manifest["seed"])
+    order = np.arange(len(chunks))
+    if entry["content"] != "packed":
+        order = training_order(len(chunks), chunk_set.manifest["seed"])
     expected = np.stack([document, start], axis=1)
     if len(expected) != len(chunks) or not np.array_equal(expected[order], index[:, :2]):
         problems.append(
@@ -137,6 +196,7 @@ def _evaluation_problems(chunk_set: ChunkSet, split: str) -> list[str]:
     ]
     if problems:
         return problems
+    first_bad_id = chunk_set.bos_token_id + (entry["content"] != "long")
     documents = chunk_set.documents(split)
     progress = tqdm(range(len(documents)), desc=f"verify {split}", unit="document", leave=False)
     damaged = []
@@ -146,7 +206,7 @@ def _evaluation_problems(chunk_set: ChunkSet, split: str) -> list[str]:
             damaged.append(f"document {listed['ids'][i]} of {split} is damaged")
         if len(tokens) + 1 < chunk_set.manifest["min_tokens"]:
             problems.append(f"document {listed['ids'][i]} of {split} is too short")
-        if len(tokens) and tokens.max() >= chunk_set.bos_token_id:
+        if len(tokens) and tokens.max() >= first_bad_id:
             problems.append(
                 f"document {listed['ids'][i]} of {split} holds ids from BOS or beyond the "
                 "vocabulary"
@@ -161,7 +221,7 @@ def _repeated_documents(chunk_set: ChunkSet) -> list[str]:
     problems = []
     owner: dict[str, str] = {}
     for split, entry in chunk_set.manifest["splits"].items():
-        listed = chunk_set.document_list(split)
+        listed = chunk_set.source_documents(split)
         known = {overlap["document"] for overlap in entry.get("overlaps", [])}
         repeated = Counter(
             owner[sha256]

@@ -17,6 +17,7 @@ from data_scripts.chunk_set import ChunkSet
 from data_scripts.climbmix import MANIFESTS, ShardList
 from data_scripts.downloads import Retries
 from data_scripts.verify import find_problems
+from data_scripts.verify import main as verify
 from tests.data_scripts.conftest import make_text, write_shard
 from tests.data_scripts.test_build import hashes
 from tests.hub_fixtures import hub  # noqa: F401
@@ -260,3 +261,55 @@ def test_a_list_that_is_none(tmp_path):
     path.write_text(json.dumps(SHARD_LIST | {"splits": {"train": {"shard": [[1, 2]]}}}))
     with pytest.raises(ValueError, match=r"split train may hold .*found shard\."):
         ShardList.read(path)
+
+
+def test_verify_asks_the_hub_for_the_shards(hub, listed, content, tmp_path, capsys):  # noqa: F811
+    build(arguments(listed, tmp_path / "set"))
+    hub.requests.clear()
+    verify([str(tmp_path / "set")])
+    assert any("paths-info" in request for request in hub.requests)
+    assert downloaded(hub) == []
+    repo = hub.repos["dataset", REPO]
+    first = repo.branches["main"]
+    files = dict(repo.commits[first].files)
+    files["shard_00003.parquet"] = files["shard_00004.parquet"]
+    repo.commits[first].files.update(files)
+    with pytest.raises(ValueError, match=r"shard shard_00003\.parquet of .* is not the one"):
+        verify([str(tmp_path / "set")])
+    del repo.commits[first].files["shard_00003.parquet"]
+    with pytest.raises(ValueError, match=r"1 are missing, the first shard_00003\.parquet"):
+        verify([str(tmp_path / "set")])
+    hub.requests.clear()
+    verify([str(tmp_path / "set"), "--no-download"])
+    assert hub.requests == []
+    assert "verified" in capsys.readouterr().out
+
+
+def test_verify_names_a_local_shard_that_is_missing_or_another(hub, listed, tmp_path):  # noqa: F811
+    build(arguments(listed, tmp_path / "set"))
+    shards = tmp_path / "set.shards"
+    verify([str(tmp_path / "set"), "--shards", str(shards)])
+    (shards / "shard_00005.parquet").unlink()
+    with (shards / "shard_00008.parquet").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(
+        ValueError,
+        match=r"shard shard_00005\.parquet is missing.*shard shard_00008\.parquet in .* is not the",
+    ):
+        verify([str(tmp_path / "set"), "--shards", str(shards)])
+
+
+def test_packed_rows_from_the_hub(hub, listed, tmp_path):  # noqa: F811
+    splits = {
+        "train": {"shards": [[0, 3]], "kind": "chunks", "content": "packed"},
+        "val": {"shards": [[9, 9]], "kind": "documents", "content": "packed", "max_chunks": 5},
+    }
+    packed = SHARD_LIST | {"splits": splits, "chunk_length": 32, "expected": {}, "min_tokens": 2}
+    listed.write_text(json.dumps(packed))
+    arguments = ["packed", "--manifest", str(listed), "--out", str(tmp_path / "set")]
+    build([*arguments, "--delete_shards"])
+    chunk_set = ChunkSet.open(tmp_path / "set", verify=True)
+    assert chunk_set.chunk_length == 32
+    assert len(chunk_set.documents("val")) == 5
+    assert chunk_set.manifest["source"] == "packed"
+    assert find_problems(tmp_path / "set") == []

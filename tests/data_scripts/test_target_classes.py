@@ -60,3 +60,13 @@ def test_bad_arguments():
         target_orders(np.zeros((2, 3), int), BOS)
     with pytest.raises(ValueError, match="max_order must be 1 to 7; found 8"):
         target_orders(np.zeros(3, int), BOS, 8)
+
+
+def test_the_documents_of_a_packed_row_are_apart():
+    generator = np.random.default_rng(3)
+    parts = [generator.integers(0, 4, length) for length in (40, 1, 25, 60)]
+    row = np.concatenate([parts[0], *([BOS, *part] for part in parts[1:])])
+    order, distance = target_orders(row, BOS)
+    expected = [plain_target_orders(part.tolist()) for part in parts]
+    joined = [*expected[0], *(field for part in expected[1:] for field in [(0, 0), *part])]
+    assert list(zip(order.tolist(), distance.tolist(), strict=True)) == joined
