@@ -171,6 +171,10 @@ class ChunkSet:
         """Whether a split may be scored only once, after a registration (Section 3.6)."""
         return bool(self._split(split)["confirmation"])
 
+    def content(self, split: str) -> str:
+        """ "long", "packed" or "mixed": what the split's chunks or documents are."""
+        return self._split(split).get("content", "long")
+
     def target_sha256(self, split: str) -> str:
         """sha256 of the split's targets as stored, in their order."""
         file = "chunks.bin" if self._split(split)["kind"] == "chunks" else "tokens.bin"
@@ -207,7 +211,7 @@ class ChunkSet:
         """
         entry = self._split(split)
         listed = self.document_list(split)
-        if entry["content"] == "long":
+        if self.content(split) == "long":
             return listed
         path = self.path / split / "sources.json"
         sources = json.loads(path.read_text(encoding="utf-8"))

@@ -140,7 +140,10 @@ def _training_problems(chunk_set: ChunkSet, split: str) -> list[str]:
     chunks, index = chunk_set.train_chunks(split), chunk_set.chunk_index(split)
     entry = chunk_set.manifest["splits"][split]
     found = np.empty(len(chunks), np.int64)
-    bad_ids, has_bos = 0, entry["content"] != "long"  # packed_problems says where BOS may stand
+    bad_ids, has_bos = (
+        0,
+        chunk_set.content(split) != "long",
+    )  # packed_problems says where BOS may stand
     for i, chunk in enumerate(tqdm(chunks, desc=f"verify {split}", unit="chunk", leave=False)):
         found[i] = zlib.crc32(chunk.tobytes())
         bad_ids += int(chunk.max() >= chunk_set.bos_token_id + has_bos)
@@ -155,7 +158,7 @@ def _training_problems(chunk_set: ChunkSet, split: str) -> list[str]:
         )
     document, start = chunk_starts(listed["num_tokens"], chunk_set.chunk_length, len(chunks))
     order = np.arange(len(chunks))
-    if entry["content"] != "packed":
+    if chunk_set.content(split) != "packed":
         order = training_order(len(chunks), chunk_set.manifest["seed"])
     expected = np.stack([document, start], axis=1)
     if len(expected) != len(chunks) or not np.array_equal(expected[order], index[:, :2]):
@@ -196,7 +199,7 @@ def _evaluation_problems(chunk_set: ChunkSet, split: str) -> list[str]:
     ]
     if problems:
         return problems
-    first_bad_id = chunk_set.bos_token_id + (entry["content"] != "long")
+    first_bad_id = chunk_set.bos_token_id + (chunk_set.content(split) != "long")
     documents = chunk_set.documents(split)
     progress = tqdm(range(len(documents)), desc=f"verify {split}", unit="document", leave=False)
     damaged = []

@@ -18,8 +18,7 @@ SEGMENT_COLUMNS = 3  # of segments.bin: row, first input position, index in sour
 
 def packed_problems(chunk_set: ChunkSet, split: str) -> list[str]:
     """What does not hold of a split's packed rows, in words; empty if it has none or all holds."""
-    entry = chunk_set.manifest["splits"][split]
-    if entry["content"] == "long":
+    if chunk_set.content(split) == "long":
         return []
     folder = chunk_set.path / split
     segments = np.fromfile(folder / "segments.bin", "<i8").reshape(-1, SEGMENT_COLUMNS)
@@ -47,7 +46,7 @@ def _rows(chunk_set: ChunkSet, split: str) -> tuple[np.ndarray, np.ndarray]:
         tokens = chunk_set.documents(split).tokens
         return np.arange(entry["num_chunks"]), tokens.reshape(-1, chunk_set.chunk_length)
     chunks = chunk_set.train_chunks(split)
-    if entry["content"] == "packed":
+    if chunk_set.content(split) == "packed":
         return np.arange(len(chunks)), chunks
     document = np.asarray(chunk_set.chunk_index(split)[:, 0])
     places = np.argsort(document, kind="stable")  # rows are the first documents, a chunk each

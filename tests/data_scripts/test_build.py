@@ -16,7 +16,6 @@ from data_scripts import staging
 from data_scripts.build import main as build
 from data_scripts.chunk_set import ChunkSet, file_sha256
 from data_scripts.command_line import normalise_flags, run
-from data_scripts.describe import main as describe
 from data_scripts.sources import python_files
 from data_scripts.verify import find_problems
 from tests.data_scripts.conftest import build_arguments, make_text, write_shard
@@ -338,19 +337,6 @@ def test_flags_may_be_written_either_way():
     assert normalise_flags(["--a-b", "c-d", "--e-f=g-h", "-x", "--", "--i-j"]) == [
         *("--a_b", "c-d", "--e_f=g-h", "-x", "--", "--i-j")
     ]
-
-
-def test_describe(chunk_set, capsys):
-    describe([str(chunk_set.path)])
-    output = capsys.readouterr().out
-    counts = chunk_set.manifest["splits"]["train"]
-    assert f"{counts['num_documents']} documents" in output
-    assert "1 overlaps dropped" in output
-    assert "copies" in output
-    assert "around a chunk boundary" in output
-    assert "confirmation: marked as confirmation, not opened" in output
-    with pytest.raises(ValueError, match="--max_chunks must be at least 1; found 0"):
-        describe([str(chunk_set.path), "--max-chunks", "0"])
 
 
 def test_the_manifest_says_nothing_about_the_machine(chunk_set, shards):
