@@ -31,7 +31,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 logging.set_verbosity_error(); logging.disable_progress_bar()
 folder, prompt = sys.argv[1:]
-tokenizer = AutoTokenizer.from_pretrained(folder)
+tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
 model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
 assert "modeling_doctab" not in sys.modules and "training" not in sys.modules
 ids = [tokenizer.bos_token_id, *tokenizer(prompt, add_special_tokens=False)["input_ids"]]
@@ -62,14 +62,14 @@ class Phase:
             print(f"  {time.perf_counter() - self.start:.0f} s", flush=True)
 
 
-def run(*command: str | Path, cwd: Path | None = None) -> None:
-    """Run one command of the line and show it.
+def run(*command: str | Path, cwd: Path | None = None, shown: str | None = None) -> None:
+    """Run one command of the line and show it, or `shown` in its place.
 
     Raises:
         SystemExit: with the command's exit code, if it fails.
     """
     words = [str(word) for word in command]
-    print("  $ " + shlex.join(["python", *words]), flush=True)
+    print("  $ " + (shown or shlex.join(["python", *words])), flush=True)
     code = subprocess.run([sys.executable, *words], cwd=cwd, check=False).returncode
     if code:
         sys.exit(code)
@@ -133,10 +133,14 @@ def demo() -> None:
     with Phase("Load final/ where the project cannot be imported, and generate"):
         final = (folder / "runs" / "lg_table" / "final").resolve()
         with tempfile.TemporaryDirectory() as elsewhere:
-            run("-I", "-c", LOAD_AND_GENERATE, final, PROMPT, cwd=Path(elsewhere))
+            run(
+                *("-I", "-c", LOAD_AND_GENERATE, final, PROMPT),
+                cwd=Path(elsewhere),
+                shown="python -I -c '... AutoModelForCausalLM.from_pretrained(\"final\") ...'",
+            )
 
     with Phase("Result"):
-        run("-m", "evaluation.report", *runs, "--out", folder / "report")
+        run("-m", "evaluation.report", *runs, "--out", folder / "report", "--summary")
     print(
         f"figure  {folder / 'report'}\ncard    {folder / 'runs' / 'lg_table' / 'final'}/README.md"
     )

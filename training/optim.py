@@ -17,12 +17,11 @@ from training import schedules
 from training.config import OptimizerConfig
 
 
-def parameter_groups(model: nn.Module, config: OptimizerConfig) -> dict[str, list[str]]:
+def parameter_groups(model: nn.Module) -> dict[str, list[str]]:
     """Sort every parameter's name into exactly one group.
 
     Args:
         model: a DocTabForCausalLM, unwrapped.
-        config: only for the error message's sake; rates are given in `RecipeOptimizer`.
 
     Returns:
         Group -> names: matrices, head, embeddings, resid_lambdas, x0_lambdas, query_gains.
@@ -172,7 +171,7 @@ class RecipeOptimizer:
     def __init__(self, model: nn.Module, config: OptimizerConfig, num_updates: int) -> None:
         self.config = config
         self.num_updates = num_updates
-        self.groups = parameter_groups(model, config)
+        self.groups = parameter_groups(model)
         self.parameters = dict(model.named_parameters())
         width = model.get_parameter("lm_head.weight").shape[1]
         scale = (config.reference_width / width) ** 0.5

@@ -94,7 +94,7 @@ def test_orthogonalize_of_a_stack_equals_one_by_one():
 
 def test_groups_complete(tiny_model):
     model = tiny_model(bigram_rows=50, query_scaling="head_gain")
-    groups = parameter_groups(model, OptimizerConfig())
+    groups = parameter_groups(model)
     names = [name for group in groups.values() for name in group]
     assert sorted(names) == sorted(name for name, _ in model.named_parameters())
     assert len(names) == len(set(names))
@@ -108,7 +108,7 @@ def test_a_stray_parameter_is_named(tiny_model):
     model = tiny_model()
     model.model.stray = torch.nn.Parameter(torch.zeros(3))
     with pytest.raises(ValueError, match=r"model\.stray.*parameter_groups"):
-        parameter_groups(model, OptimizerConfig())
+        parameter_groups(model)
 
 
 def test_state_by_name_round_trip_keeps_dtypes(tiny_model):
