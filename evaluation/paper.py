@@ -1,0 +1,50 @@
+"""The paper's published numbers (`paper_results.json`), to stand beside ours."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from evaluation.tables import MISSING
+
+SET_NAMES = {
+    "dev_val": "Dev-val",
+    "dev_heldout": "Dev-held-out",
+    "confirmation": "Confirmation",
+    "climbmix_val": "ClimbMix val",
+}
+
+
+@cache
+def paper_results() -> dict[str, Any]:
+    """Tables 1 to 7 and some numbers of the text; lists are by seed, 44 then 45."""
+    content: dict[str, Any] = json.loads(
+        Path(__file__).with_name("paper_results.json").read_text(encoding="utf-8")
+    )
+    return content
+
+
+def paper_rows(number: int) -> list[dict[str, Any]]:
+    """The rows of one of the paper's tables."""
+    rows: list[dict[str, Any]] = paper_results()[f"table_{number}"]["rows"]
+    return rows
+
+
+def by_seed(values: list[float] | None, seed: int) -> float | None:
+    """The value of a seed in one of the file's lists: 44 is first, 45 second."""
+    place = seed - 44
+    return values[place] if values is not None and 0 <= place < len(values) else None
+
+
+def beside(ours: float | None, paper: float | None, decimals: int = 4, signed: bool = True) -> str:
+    """`ours / paper / difference`, with a dash for what is not there."""
+    sign = "+" if signed else ""
+    mine, theirs = (
+        MISSING if value is None else f"{value:{sign}.{decimals}f}" for value in (ours, paper)
+    )
+    difference = MISSING
+    if ours is not None and paper is not None:
+        difference = f"{ours - paper:+.{decimals}f}"
+    return f"{mine} / {theirs} / {difference}"
