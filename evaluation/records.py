@@ -255,6 +255,19 @@ def read_records(path: Path) -> Records:
     )
 
 
+def read_document_list(path: Path) -> list[str]:
+    """Document ids from a text file, one a line; empty lines and lines after # count nothing.
+
+    Raises:
+        ValueError: if it lists none.
+    """
+    lines = [line.strip() for line in path.read_text().splitlines()]
+    found = [line for line in lines if line and not line.startswith("#")]
+    if not found:
+        raise ValueError(f"{path} must list at least one document, one a line; it lists none.")
+    return found
+
+
 def filter_records(
     records: Records, keep: Collection[str] | None = None, drop: Collection[str] = ()
 ) -> Records:

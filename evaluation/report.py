@@ -3,7 +3,8 @@
     python -m evaluation.report RUN... --out DIR
 
 Records are grouped by data, set and format. In each group every arm is paired with its recipe's
-baseline of the same seed.
+baseline of the same seed. Tables 1 to 7, the figures and the numbers of the text follow in the
+paper's layout, ours beside the paper's.
 """
 
 from __future__ import annotations
@@ -12,26 +13,21 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from data_scripts import command_line
+from data_scripts.chunk_set import ChunkSet
 from evaluation.contrasts import PARTITIONS, Contrast, contrast, records_bits_per_byte
 from evaluation.figures import write_figure
-from evaluation.records import Records, read_records
+from evaluation.reach import explain
+from evaluation.records import Records, read_document_list
+from evaluation.study import Source, Study, make_studies, read_results, read_sources
+from evaluation.study_report import write_study
 from evaluation.tables import ArmResult, Table, arm_table, robustness_table, split_table
-
-
-@dataclass(frozen=True)
-class Source:
-    """One records file, and the run folder it lies in, if any."""
-
-    path: Path
-    records: Records
-    run: Path | None
 
 
 @dataclass(frozen=True)
@@ -72,7 +68,12 @@ class Report:
 
 
 def build_report(
-    paths: Sequence[Path | str], out: Path | str, num_resamples: int = 2000, seed: int = 0
+    paths: Sequence[Path | str],
+    out: Path | str,
+    num_resamples: int = 2000,
+    seed: int = 0,
+    exclude: Collection[str] = (),
+    show_violations: bool = False,
 ) -> Report:
     """Read records, pair arms with their baselines, and write tables, figures and gains.
 
@@ -81,17 +82,21 @@ def build_report(
         out: folder for `report.md`, one CSV a table and one PNG a group.
         num_resamples: of the document bootstrap.
         seed: of the document bootstrap.
+        exclude: documents that overlap with training documents; gains are also given without them.
+        show_violations: go on where a table knew less than its rows show.
 
     Returns:
         The report; `text` is what the command prints. Each run folder among `paths` also gets
         `gains.json`.
 
     Raises:
-        ValueError: if a path holds no records, two records of one arm and seed differ, or an arm
-            and its baseline were not scored on the same documents.
+        ValueError: if a path holds no records, records are older than their checkpoint or violate
+            the reach of training, two records of one arm and seed differ, or an arm and its
+            baseline were not scored on the same documents.
     """
     given = list({Path(path).resolve(): Path(path) for path in paths}.values())
-    sources = _read_sources(given)
+    sources = read_sources(given)
+    _refuse_violations(sources, show_violations)
     grouped: dict[tuple[str, str, str], list[Source]] = {}
     for source in sources:
         header = source.records.header
@@ -101,25 +106,10 @@ def build_report(
     groups = tuple(
         _build_group(names[key], members, num_resamples, seed) for key, members in grouped.items()
     )
-    files = _write_files(groups, Path(out))
-    files += _write_gains(given, sources, groups, {"num_resamples": num_resamples, "seed": seed})
+    bootstrap = {"num_resamples": num_resamples, "seed": seed}
+    files = _write_files(groups, make_studies(sources, bootstrap), Path(out), exclude)
+    files += _write_gains(given, sources, groups, bootstrap)
     return Report(groups, tuple(files))
-
-
-def _read_sources(paths: Sequence[Path]) -> list[Source]:
-    found: dict[Path, Source] = {}
-    for path in paths:
-        if not path.exists():
-            raise ValueError(f"{path} does not exist. Give run folders or records files.")
-        files = sorted((path / "records").glob("*.parquet")) if path.is_dir() else [path]
-        if not files:
-            raise ValueError(f"{path} has no records. Score it first: python -m evaluation.score.")
-        for file in files:
-            parent = file.parent.parent
-            in_run = file.parent.name == "records" and (parent / "config.yaml").is_file()
-            run = parent if in_run or path.is_dir() else None
-            found[file.resolve()] = Source(file, read_records(file), run)
-    return list(found.values())
 
 
 def _group_names(keys: Sequence[tuple[str, str, str]]) -> dict[tuple[str, str, str], str]:
@@ -154,6 +144,8 @@ def _build_group(name: str, sources: Sequence[Source], num_resamples: int, seed:
     contrasts = [result.contrast for result in results if result.contrast is not None]
     header = results[0].records.header
     title = f"{header.set_name}, {header.format} format (data {header.data_sha256[:8]})"
+    if any(_has_violations(source.records) for source in sources):
+        title += ": reach violations, not results (Section 4.6)"
     return Group(name, title, tuple(results), tuple(_tables(results, contrasts)))
 
 
@@ -167,13 +159,32 @@ def _tables(results: Sequence[ArmResult], contrasts: Sequence[Contrast]) -> list
 
 
 def _flops_per_token(run: Path | None) -> float | None:
-    if run is None or not (run / "results.json").is_file():
-        return None
-    value = json.loads((run / "results.json").read_text()).get("flops_per_token")
+    value = read_results(run).get("flops_per_token")
     return None if value is None else float(value)
 
 
-def _write_files(groups: Sequence[Group], out: Path) -> list[Path]:
+def _has_violations(records: Records) -> bool:
+    """Only a table that the model received can mislead it."""
+    reach = records.reach
+    return records.header.has_table and reach is not None and bool(reach.violations.any())
+
+
+def _refuse_violations(sources: Sequence[Source], shown: bool) -> None:
+    """Refuse results whose table knew less than the row shows (Section 4.6)."""
+    found = []
+    for source in sources:
+        header, reach = source.records.header, source.records.reach
+        if reach is None or not _has_violations(source.records):
+            continue
+        counts = int(reach.violations.sum()), int(reach.positions.sum())
+        found.append(explain(*counts, f"{header.label} s{header.seed}", header.format))
+    if found and not shown:
+        raise ValueError(f"{' '.join(found)} To see what the mistake does, give --show_violations.")
+
+
+def _write_files(
+    groups: Sequence[Group], studies: Sequence[Study], out: Path, exclude: Collection[str]
+) -> list[Path]:
     out.mkdir(parents=True, exist_ok=True)
     files = []
     for group in groups:
@@ -189,6 +200,11 @@ def _write_files(groups: Sequence[Group], out: Path) -> list[Path]:
         parts.append(group.text)
         if (figure := out / f"{group.name}.png") in files:
             parts.append(f"![{group.title}]({figure.name})")
+    for study in studies:
+        folder = out if len(studies) == 1 else out / study.data_sha256[:8]
+        text, written = write_study(study, folder, exclude)
+        parts.append(text if folder == out else text.replace("](", f"]({folder.name}/"))
+        files += written
     report.write_text("\n\n".join(parts) + "\n")
     return [*files, report]
 
@@ -226,6 +242,7 @@ def _summary(result: ArmResult) -> dict[str, Any]:
         "num_bytes": int(sums.num_bytes.sum()),
         "records_sha256": result.records.sha256,
         "checkpoint_sha256": header.checkpoint_sha256,
+        "has_reach_violations": _has_violations(result.records),
         "baseline": header.baseline,
     }
     if result.contrast is None:
@@ -267,13 +284,42 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seed", type=int, default=0, help="of the bootstrap")
     parser.add_argument(
+        "--exclude", type=Path, help="text file of document ids, one a line, for the exclusions"
+    )
+    parser.add_argument(
+        "--chunk_set", type=Path, help="take the exclusions from this set's list of overlaps"
+    )
+    parser.add_argument(
+        "--show_violations",
+        action="store_true",
+        help="report scores whose table knew less than the row shows (Section 4.6)",
+    )
+    parser.add_argument(
         "--quiet", action="store_true", help="print only where the files were written"
     )
     return parser
 
 
+def _excluded(arguments: argparse.Namespace) -> set[str]:
+    found: set[str] = set()
+    if arguments.exclude is not None:
+        found |= set(read_document_list(arguments.exclude))
+    if arguments.chunk_set is not None:
+        splits = ChunkSet.open(arguments.chunk_set).manifest["splits"]
+        for entry in splits.values():
+            found |= {overlap["document"] for overlap in entry.get("overlaps", ())}
+    return found
+
+
 def _run(arguments: argparse.Namespace) -> None:
-    report = build_report(arguments.paths, arguments.out, arguments.num_resamples, arguments.seed)
+    report = build_report(
+        arguments.paths,
+        arguments.out,
+        arguments.num_resamples,
+        arguments.seed,
+        _excluded(arguments),
+        arguments.show_violations,
+    )
     if not arguments.quiet:
         print(report.text)
     print(f"Written: {len(report.files)} files; start at {Path(arguments.out) / 'report.md'}")

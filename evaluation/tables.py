@@ -47,6 +47,30 @@ class Table:
         csv.writer(stream, lineterminator="\n").writerows([self.columns, *self.rows])
         return stream.getvalue()
 
+    def to_latex(self) -> str:
+        """A `tabular` with booktabs rules, and the title as its comment."""
+        lines = [" & ".join(map(_latex, line)) + r" \\" for line in (self.columns, *self.rows)]
+        spec = "l" + "r" * (len(self.columns) - 1)
+        body = [lines[0], r"\midrule", *lines[1:]]
+        return "\n".join(
+            [
+                f"% {self.title}",
+                rf"\begin{{tabular}}{{{spec}}}",
+                r"\toprule",
+                *body,
+                r"\bottomrule",
+                r"\end{tabular}",
+                "",
+            ]
+        )
+
+
+_LATEX = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "—": "---", "≥": r"$\geq$"}
+
+
+def _latex(text: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in text)
+
 
 @dataclass(frozen=True)
 class ArmResult:

@@ -1,0 +1,242 @@
+"""The report between its tables: what the paper's text says, from records and results.
+
+Each function takes a study and returns one section; what was not run is said to be missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+import numpy as np
+
+from evaluation.paper import beside, by_seed
+from evaluation.records import filter_records
+from evaluation.section import Section, all_pairs, pair_hashes, pair_name, paper_text
+from evaluation.sections_controls import (
+    ablation,
+    both_formats,
+    dropout,
+    reach_mistakes,
+    temperature,
+    widths,
+)
+from evaluation.study import Study
+from evaluation.tables import MISSING, Table, signed
+
+MATCHED = 0.05  # arms within 5% of FLOPs per token count as matched (Section 3.1)
+
+
+def text_sections(study: Study, exclude: Collection[str] = ()) -> list[Section]:
+    """All sections in the paper's order.
+
+    Args:
+        study: records and results.
+        exclude: documents that overlap with training documents, for `overlap_exclusions`.
+    """
+    makers: tuple[Callable[[Study], Section], ...] = (
+        step0_loss,
+        matched_flops,
+        visibility_split,
+        ablation,
+        dropout,
+        reach_mistakes,
+        both_formats,
+        widths,
+        temperature,
+        robustness,
+        mixtures,
+        step_times,
+    )
+    sections = [make(study) for make in makers]
+    return [*sections, overlap_exclusions(study, exclude)]
+
+
+def step0_loss(study: Study) -> Section:
+    """The 2K and 8K loaders give equal targets: equal loss before the first update (3.2)."""
+    rows = []
+    for arm, seed in study.arms:
+        results, recipe = study.results(arm, seed), study.recipe(arm, seed)
+        if "step0_loss" in results:
+            length = recipe.get("model", {}).get("max_position_embeddings", MISSING)
+            loss = f"{results['step0_loss']:.4f}"
+            rows.append((arm, str(seed), str(length), loss, str(results["target_sha256"])[:8]))
+    text = (
+        f"The loss before the first update must not depend on the row length; the paper's is "
+        f"{paper_text('step0_loss')} for all arms. Equal hashes of the targets say that all arms "
+        "were trained on the same ones."
+    )
+    columns = ("arm", "seed", "row length", "step-0 loss", "targets")
+    tables = (Table("step0_loss", "Loss before the first update, nats", columns, tuple(rows)),)
+    return Section("Step-0 loss of all arms (Section 3.2)", text, tables if rows else ())
+
+
+def matched_flops(study: Study) -> Section:
+    """Which arms cost within 5% of each table arm by formula, and which is better (4.2)."""
+    title = "Matched FLOPs (Section 4.2)"
+    set_name = "confirmation" if "confirmation" in study.sets() else study.main_set
+    rows = []
+    published = paper_text("matched_flops")
+    for reference in [arm for arm, _, _ in study.pairs]:
+        for arm, seed in study.arms:
+            ours = study.results(arm, seed).get("flops_per_token")
+            theirs = study.results(reference, seed).get("flops_per_token")
+            if arm == reference or ours is None or theirs is None or set_name is None:
+                continue
+            found = study.contrast(arm, reference, seed, set_name)
+            ratio = ours / theirs
+            if found is None or abs(ratio - 1) > MATCHED:
+                continue
+            paper = by_seed(published.get(arm), seed) if reference == "b_table" else None
+            low, high = found.comparison.gain_interval
+            interval = f"[{signed(low)}, {signed(high)}]"
+            row = (pair_name(found), f"{ratio:.3f}", beside(found.gain, paper), interval)
+            rows.append((*row, pair_hashes(found)))
+    columns = ("arm", "FLOPs ratio", "gain: ours / paper / difference", "95% interval", "records")
+    table = Table("matched_flops", f"On {set_name}, bpb", columns, tuple(dict.fromkeys(rows)))
+    text = (
+        "Estimated matrix FLOPs per token by formula, without recomputation; within 5% counts as "
+        "matched."
+    )
+    if not rows:
+        return Section(title, f"{text} Missing: two arms within 5% with results.json.")
+    return Section(title, text, (table,))
+
+
+def visibility_split(study: Study) -> Section:
+    """How much of each gain comes from copies that the row does not show (4.3)."""
+    title = "Copies by visibility (Section 4.3)"
+    published = paper_text("visibility")
+    rows = []
+    for found in all_pairs(study):
+        split = found.gain_by("target_cell")
+        if split is None:
+            continue
+        hidden = sum(v for k, v in split.items() if k.endswith("hidden"))
+        visible = sum(v for k, v in split.items() if k.endswith("visible"))
+        header = found.arm.header
+        is_paper_s = (header.arm, header.seed, header.set_name) == ("b_table", 44, "dev_val")
+        paper = published if is_paper_s else {}
+        rows.append(
+            (
+                pair_name(found),
+                header.set_name,
+                beside(hidden, paper.get("hidden_copies")),
+                beside(visible, paper.get("visible_copies")),
+                f"{hidden / found.gain:.0%}" if found.gain else MISSING,
+                pair_hashes(found),
+            )
+        )
+    if not rows:
+        return Section(title, "Missing: an arm and its baseline of one row length.")
+    columns = ("contrast", "set", "hidden copies", "visible copies", "hidden / gain", "records")
+    table = Table("visibility", "Gain in bpb (ours / paper / difference)", columns, tuple(rows))
+    return Section(title, "A copy is hidden when its source lies outside the row.", (table,))
+
+
+def robustness(study: Study) -> Section:
+    """Whether a few documents drive the gain (4.10)."""
+    title = "Concentration across documents (Section 4.10)"
+    published = paper_text("robustness")
+    rows = []
+    for found in all_pairs(study):
+        header, comparison = found.arm.header, found.comparison
+        on = header.set_name == "confirmation"
+        papers = [
+            by_seed(published[key].get(header.arm), header.seed) if on else None
+            for key in ("gain_without_top_decile", "median_document_gain")
+        ]
+        rows.append(
+            (
+                pair_name(found),
+                header.set_name,
+                f"{comparison.documents_improved:.1%}",
+                beside(comparison.gain_without_top_decile, papers[0]),
+                beside(comparison.median_document_gain, papers[1]),
+                pair_hashes(found),
+            )
+        )
+    if not rows:
+        return Section(title, "Missing: an arm and its baseline.")
+    columns = (
+        *("contrast", "set", "documents improved", "gain without the top 10%"),
+        *("median document gain", "records"),
+    )
+    table = Table("concentration", "bpb (ours / paper / difference)", columns, tuple(rows))
+    return Section(title, "", (table,))
+
+
+def mixtures(study: Study) -> Section:
+    """The output mixture of each base with the latest match, beside the learned table."""
+    title = "A rival without parameters: the output mixture"
+    rows = []
+    for found in all_pairs(study):
+        header = found.arm.header
+        if not header.arm.endswith("_mixture"):
+            continue
+        base = header.baseline or ""
+        learned = study.contrast(f"{base}_table", base, header.seed, header.set_name)
+        low, high = found.comparison.gain_interval
+        rows.append(
+            (
+                pair_name(found),
+                header.set_name,
+                f"{signed(found.gain)} [{signed(low)}, {signed(high)}]",
+                MISSING if learned is None else signed(learned.gain),
+                pair_hashes(found),
+            )
+        )
+    if not rows:
+        return Section(title, "Missing: python -m evaluation.mixture.")
+    columns = ("contrast", "set", "gain of the mixture", "gain of the learned table", "records")
+    text = "Its weights by order and distance were fitted on the dev set named first."
+    return Section(title, text, (Table("mixture", "bpb", columns, tuple(rows)),))
+
+
+def step_times(study: Study) -> Section:
+    """Losses and update times of the runs (learning curves are in the figure)."""
+    title = "Learning curves and step times"
+    rows = []
+    for arm, seed in study.arms:
+        entries = study.metrics(arm, seed)
+        seconds = [e["update_seconds"] for e in entries[11:] if "update_seconds" in e]
+        if seconds:
+            middle, low, high = np.quantile(seconds, (0.5, 0.1, 0.9))
+            last = np.mean([entry["loss"] for entry in entries[-10:]])
+            spread = f"{low:.3f} to {high:.3f}"
+            rows.append((arm, str(seed), str(len(entries)), f"{last:.4f}", f"{middle:.3f}", spread))
+    if not rows:
+        return Section(title, "Missing: metrics.jsonl of the runs.")
+    columns = ("arm", "seed", "updates", "loss, last 10", "median s an update", "10% to 90%")
+    table = Table("step_times", "Without the first 11 updates", columns, tuple(rows))
+    return Section(title, "", (table,))
+
+
+def overlap_exclusions(study: Study, exclude: Collection[str]) -> Section:
+    """Gains without the documents that share an opening with a training document (3.2, 4.10)."""
+    title = "Overlap exclusions (Sections 3.2 and 4.10)"
+    if not exclude:
+        return Section(title, "No list of documents was given (--exclude or --chunk_set).")
+    rows = []
+    for found in all_pairs(study):
+        listed = set(exclude) & set(found.arm.header.document_ids)
+        if not listed or len(listed) == len(found.arm.header.document_ids):
+            continue
+        kept = study.pair(
+            filter_records(found.arm, drop=listed), filter_records(found.baseline, drop=listed)
+        )
+        rows.append(
+            (
+                pair_name(found),
+                found.arm.header.set_name,
+                str(len(listed)),
+                signed(found.gain),
+                signed(kept.gain),
+                f"{kept.gain - found.gain:+.5f}",
+                pair_hashes(found),
+            )
+        )
+    if not rows:
+        return Section(title, "None of the listed documents is in the scored sets.")
+    columns = ("contrast", "set", "left out", "gain", "without them", "change", "records")
+    text = "The paper's headline gains change by at most .0001."
+    return Section(title, text, (Table("overlaps", "bpb", columns, tuple(rows)),))

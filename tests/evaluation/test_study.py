@@ -1,0 +1,273 @@
+"""Tables 1 to 7, the text's numbers and the refusals, from synthetic records."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import save_file
+
+from evaluation.contrasts import contrast, records_bits_per_byte
+from evaluation.identity import checkpoint_sha256
+from evaluation.records import ReachCounts, Records, filter_records, write_records
+from evaluation.report import build_report, main
+from evaluation.study import make_studies, read_sources
+from tests.evaluation.test_records import make_records
+from tests.evaluation.test_report import improved
+
+BASE = make_records(arm="b", baseline=None, has_table=False, set_name="dev_val")
+
+
+def arm(name: str, gain: float = 0.1, **changes) -> Records:
+    fields = {"arm": name, "baseline": "b", "has_table": True, "set_name": "dev_val"}
+    return improved(BASE, gain, **{**fields, **changes})
+
+
+def write_run(folder: Path, *records: Records, model=None, data=None, results=None, **more) -> Path:
+    header = records[0].header
+    folder.mkdir(parents=True)
+    recipe = {"name": header.arm, "seed": header.seed, "baseline": header.baseline}
+    recipe |= {"model": model or {}, "data": data or {}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(recipe))
+    facts = {"flops_per_token": 1e6, "parameters": 2e6, "step0_loss": 9.01, "target_sha256": "ab"}
+    (folder / "results.json").write_text(json.dumps(facts | (results or {})))
+    lines = [{"update": i, "loss": 5 - i / 9, "update_seconds": 0.5} for i in range(20)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for one in records:
+        write_records(one, folder / "records" / f"{one.header.file_stem}.parquet")
+    return folder
+
+
+def read_table(out: Path, name: str) -> dict[str, dict[str, str]]:
+    """A CSV by its first column and, if there is one, the seed."""
+    with (out / f"{name}.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    first = next(iter(rows[0]))
+    return {row[first] + (f" {row['seed']}" if "seed" in row else ""): row for row in rows}
+
+
+def test_tables_1_to_5_beside_the_paper(tmp_path: Path) -> None:
+    found = arm("b_table")
+    runs = [write_run(tmp_path / "b", BASE), write_run(tmp_path / "b_table", found)]
+    runs.append(write_run(tmp_path / "own", arm("own")))
+    report = build_report(runs, tmp_path / "out", num_resamples=50)
+    pair = contrast(found, BASE, 50)
+    one = read_table(tmp_path / "out", "table_1")
+    bpb = records_bits_per_byte(found)
+    assert one["B + table 44"]["Dev-val"] == f"{bpb:.5f} / 1.03129 / {bpb - 1.03129:+.5f}"
+    assert one["B + table 44"]["records"] == found.sha256[:8]
+    assert one["B + table 45"]["Dev-val"] == "— / 1.03434 / —"
+    assert one["D (8K, 12L) 44"]["Confirmation"] == "— / 1.03753 / —"
+    assert one["own 44"]["Dev-val"].endswith("/ — / —")
+    assert len(one) == 22 + 1  # of the paper, and our own
+    two = read_table(tmp_path / "out", "table_2")
+    difference = f"{pair.gain - 0.0355:+.4f}"
+    assert two["B -> b_table 44"]["Dev-val"] == f"{pair.gain:+.4f} / +0.0355 / {difference}"
+    low, high = pair.comparison.gain_interval
+    intervals = f"[{low:+.4f}, {high:+.4f}] / [+0.0299, +0.0341]"
+    assert intervals in two["B -> b_table 44"].values()
+    three = read_table(tmp_path / "out", "table_3")
+    assert three["D 44"]["train s"] == "— / 2865 / —"
+    for number, partition, label in ((4, "band", "order 0"), (5, "table_state", "order 0, wrong")):
+        split = pair.gain_by(partition)
+        assert split is not None
+        table = read_table(tmp_path / "out", f"table_{number}")
+        ours = split["order_0" if number == 4 else "order_0.wrong"]
+        assert table[label]["b_table s44"].startswith(f"{ours:+.4f} / ")
+        assert table[label]["lg512_table s44"].startswith("— / +0.00")
+        assert table[label]["own s44"].endswith(" / — / —")
+        assert table["records"]["b_table s44"] == f"{found.sha256[:8]} {BASE.sha256[:8]}"
+    text = (tmp_path / "out" / "report.md").read_text()
+    for number in range(1, 8):
+        assert f"**Table {number}. " in text
+        assert (tmp_path / "out" / f"table_{number}.tex").read_text().count("&") > 10
+    for name in ("figure_1", "figure_2", "learning_curves"):
+        assert f"]({name}.png)" in text
+        assert (tmp_path / "out" / f"{name}.svg").read_text().startswith("<?xml")
+    assert "contrasts vary by about 0.002" in text
+    assert report.groups[0].summary in text
+
+
+def test_tables_6_and_7(tmp_path: Path) -> None:
+    packed = {"set_name": "val", "format": "packed", "data_sha256": "p" * 64, "row_length": 64}
+    base = improved(BASE, 0.0, arm="packed", **packed)
+    table = arm("packed_table", 0.2, **(packed | {"baseline": "packed"}))
+    narrow = improved(BASE, 0.0, arm="lg512_w384")
+    wide = arm("lg512_w384_table", 0.05, baseline="lg512_w384")
+    runs = [write_run(tmp_path / r.header.arm, r) for r in (base, table, narrow, wide)]
+    build_report(runs, tmp_path / "out", num_resamples=20)
+    six = read_table(tmp_path / "out", "table_6")
+    split = contrast(table, base, 20).gain_by("match")
+    assert split is not None
+    assert six["match ≥ 2 right"]["gain, val"].startswith(
+        f"{split['match_2_right']:+.4f} / +0.0012"
+    )
+    assert six["match ≥ 2 right"]["gain, held-out"] == "— / +0.0013 / —"
+    nats = base.sums.nats.sum(0)
+    columns = [i for i in range(126) if i % 9 == 0]
+    mean = nats[columns].sum() / base.sums.num_targets.sum(0)[columns].sum()
+    assert six["no match"]["base nats"].startswith(f"{mean:.3f} / 2.764 / ")
+    seven = read_table(tmp_path / "out", "table_7")
+    gain = contrast(wide, narrow, 20).gain
+    assert seven["384"]["gain, Dev-val"].startswith(f"{gain:+.4f} / +0.0132")
+    assert seven["768"]["gain, Confirmation"] == "— / +0.0098 / —"
+    one = read_table(tmp_path / "out", "table_1")
+    assert one["packed_table 44"]["ClimbMix val"].startswith(f"{records_bits_per_byte(table):.5f}")
+
+
+def with_violations(records: Records, count: int) -> Records:
+    documents = len(records.header.document_ids)
+    violations = np.zeros(documents, np.int64)
+    violations[0] = count
+    positions = np.full(documents, 1000)
+    return replace(
+        records, reach=ReachCounts(positions, violations, violations * 2.5, positions // 10)
+    )
+
+
+def test_violations_fail_with_an_explanation(tmp_path: Path, capsys) -> None:
+    form = {"format": "stride8-chunk"}
+    base = with_violations(improved(BASE, 0.0, **form), 7)
+    mistaken = with_violations(arm("b_table", **form), 7)
+    runs = [write_run(tmp_path / "b", base), write_run(tmp_path / "b_table", mistaken)]
+    command = [*map(str, runs), "--out", str(tmp_path / "out"), "--num_resamples", "10"]
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert "b_table s44 in the stride8-chunk format: at 7 of 4,000 positions" in error
+    assert "b s44" not in error  # it has no table to be misled by
+    assert main([*command, "--show-violations", "--quiet"]) == 0
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "reach violations, not results" in text
+    row = read_table(tmp_path / "out", "text.reach")["b_table over b s44"]
+    assert row["violations"] == "7 (0.18%)"
+    hidden = np.array([name.startswith("copy_") and name.endswith("visible.no_match")
+                       for name in _class_names()])  # fmt: skip
+    count = int(mistaken.sums.num_targets.sum(0)[hidden].sum())
+    assert row["visible copies without a match"] == f"{count:,}"
+    fine = tmp_path / "fine"
+    write_run(fine, with_violations(arm("b_table"), 0))
+    assert main([str(fine), "--out", str(tmp_path / "o"), "--num_resamples", "5", "--quiet"]) == 0
+
+
+def _class_names() -> tuple[str, ...]:
+    from evaluation.class_bpb.statistics import CLASS_NAMES
+
+    return CLASS_NAMES
+
+
+def test_records_older_than_the_checkpoint_are_refused(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "b", BASE)
+    (run / "final").mkdir()
+    (run / "final" / "config.json").write_text("{}")
+    save_file({"w": torch.zeros(1)}, run / "final" / "model.safetensors")
+    with pytest.raises(ValueError, match="is older than the checkpoint"):
+        build_report([run], tmp_path / "out")
+    fresh = replace(BASE.header, checkpoint_sha256=checkpoint_sha256(run / "final"))
+    write_records(replace(BASE, header=fresh), run / "records" / "dev_val.training.parquet")
+    build_report([run], tmp_path / "out", num_resamples=5)
+
+
+def test_sections_find_their_arms(tmp_path: Path) -> None:
+    lg = {"window_pattern": "S", "document_table": False}
+    runs = [
+        write_run(tmp_path / "b", BASE, improved(BASE, 0.0, format="stride8-chunk"), model=lg),
+        write_run(
+            tmp_path / "b_table",
+            with_violations(arm("b_table"), 0),
+            arm("b_table", 0.02, format="stride8-chunk"),
+            arm("b_table", -0.5, ablated=True),
+            model=lg | {"document_table": True},
+        ),
+        write_run(tmp_path / "drop", arm("b_table_half", 0.06), data={"table_dropout": 0.5}),
+        write_run(tmp_path / "heads", arm("heads", 0.03), model={"query_scaling": "head_gain"}),
+        write_run(
+            tmp_path / "wide",
+            improved(BASE, 0.3, arm="w"),
+            model=lg | {"hidden_size": 768},
+            results={"flops_per_token": 1.04e6},
+        ),
+        write_run(
+            tmp_path / "wide_table",
+            arm("w_table", 0.35, baseline="w"),
+            model=lg | {"hidden_size": 768, "document_table": True},
+        ),
+    ]
+    gains = torch.tensor([1.25, 7.3])
+    (runs[3] / "final").mkdir()
+    (runs[3] / "final" / "config.json").write_text("{}")
+    weights = {"model.layers.1.self_attn.query_gain": gains, "e": gains.bfloat16()}
+    save_file(weights, runs[3] / "final" / "model.safetensors")
+    header = replace(arm("heads").header, checkpoint_sha256=checkpoint_sha256(runs[3] / "final"))
+    changed = replace(arm("heads", 0.03), header=header)
+    write_records(changed, runs[3] / "records" / "dev_val.training.parquet")
+    out = tmp_path / "out"
+    build_report(runs, out, num_resamples=20, exclude={"one", "elsewhere"}, show_violations=True)
+    text = (out / "report.md").read_text()
+    ablated = contrast(arm("b_table", -0.5, ablated=True), BASE, 20)
+    assert f"{-ablated.gain:.3f} worse than the base" in text
+    profile = read_table(out, "text.ablation.b_table.s44.dev_val.training.nats")
+    assert list(profile["order 0"])[1:] == ["b s44", "b_table s44", "b_table (ablated) s44"]
+    assert "b_table_half over b s44" in read_table(out, "text.dropout.gain")
+    assert read_table(out, "text.learned_gains")["heads 44"]["gain of each head"] == "1.25 7.30"
+    assert "heads over b s44" in read_table(out, "text.temperature.gain")
+    formats = (out / "text.formats.gain.csv").read_text()
+    assert "stride8-chunk" in formats
+    assert "b_table s44 < b s44" in (out / "text.formats.ranking.csv").read_text()
+    versus = read_table(out, "text.width.versus")["w over b_table s44"]
+    wider = contrast(improved(BASE, 0.3, arm="w"), arm("b_table"), 20).gain
+    assert versus["gain"] == f"{wider:+.4f}"
+    matched = read_table(out, "text.matched_flops")
+    assert matched["w over b_table s44"]["FLOPs ratio"] == "1.040"
+    assert read_table(out, "text.step0_loss")["b 44"]["step-0 loss"] == "9.0100"
+    assert read_table(out, "text.step_times")["b 44"]["median s an update"] == "0.500"
+    left = read_table(out, "text.overlaps")["b_table over b s44"]
+    kept = contrast(*(filter_records(one, drop=["one"]) for one in (arm("b_table"), BASE)), 20).gain
+    assert left["without them"] == f"{kept:+.4f}"
+    visible = read_table(out, "text.visibility")["b_table over b s44"]
+    split = contrast(arm("b_table"), BASE, 20).gain_by("target_cell")
+    assert split is not None
+    hidden = math.fsum(gain for name, gain in split.items() if name.endswith("hidden"))
+    assert visible["hidden copies"].startswith(f"{hidden:+.4f} / +0.0277")
+    assert "Missing" not in text.split("### Both reach")[0].split("### Copies")[1]
+
+
+def test_missing_parts_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "alone.parquet"
+    write_records(BASE, path)
+    build_report([path], tmp_path / "out", num_resamples=5)
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "Missing: scores with --ablate_table." in text
+    assert "Missing: metrics.jsonl of the runs." in text
+    assert "Figure 2. Gain over B by target class: missing." in text
+
+
+def test_two_chunk_sets_are_two_studies(tmp_path: Path) -> None:
+    files = []
+    for i, one in enumerate((BASE, improved(BASE, 0.0, data_sha256="f" * 64))):
+        files.append(tmp_path / f"{i}.parquet")
+        write_records(one, files[-1])
+    studies = make_studies(read_sources(files), {"num_resamples": 5, "seed": 0})
+    assert [study.data_sha256 for study in studies] == ["d" * 64, "f" * 64]
+    build_report(files, tmp_path / "out", num_resamples=5)
+    assert (tmp_path / "out" / "ffffffff" / "table_1.csv").is_file()
+
+
+def test_exclusions_from_a_file(tmp_path: Path, capsys) -> None:
+    files = []
+    for one in (BASE, arm("b_table")):
+        files.append(tmp_path / f"{one.header.arm}.parquet")
+        write_records(one, files[-1])
+    (tmp_path / "list.txt").write_text("# overlaps\none\n")
+    command = [*map(str, files), "--out", str(tmp_path / "out"), "--num_resamples", "5", "--quiet"]
+    assert main([*command, "--exclude", str(tmp_path / "list.txt")]) == 0
+    assert (tmp_path / "out" / "text.overlaps.csv").is_file()
+    (tmp_path / "list.txt").write_text("# nothing\n")
+    assert main([*command, "--exclude", str(tmp_path / "list.txt")]) == 2
+    assert "must list at least one document" in capsys.readouterr().err
