@@ -188,7 +188,10 @@ def mixtures(study: Study) -> Section:
     if not rows:
         return Section(title, "Missing: python -m evaluation.mixture.")
     columns = ("contrast", "set", "gain of the mixture", "gain of the learned table", "records")
-    text = "Its weights by order and distance were fitted on the dev set named first."
+    text = (
+        "(1 - w) p + w [candidate], w by match order and distance, fitted on the development set "
+        "that RUN/mixture/weights.json names: on that set its gain is in-sample."
+    )
     return Section(title, text, (Table("mixture", "bpb", columns, tuple(rows)),))
 
 
