@@ -236,6 +236,7 @@ def muon_update(
     momentum: float,
     weight_decay: float,
     beta2: float = 0.95,
+    iteration_dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """One Muon update of one matrix [rows, columns]: Nesterov momentum, orthogonalisation, NorMuon
     variance reduction (arXiv 2510.05491), cautious weight decay.
@@ -249,13 +250,15 @@ def muon_update(
         momentum: mu of both the buffer and the Nesterov step.
         weight_decay: applied only where update and weight have the same sign.
         beta2: of the second moment.
+        iteration_dtype: of the Polar Express iterations; the weight's own by default.
 
     Returns:
         The new weight, momentum buffer and second moment.
     """
     rows, columns = weight.shape
     buffer = momentum_buffer + (1 - momentum) * (gradient - momentum_buffer)
-    update = orthogonalize(gradient + momentum * (buffer - gradient))
+    update = gradient + momentum * (buffer - gradient)
+    update = orthogonalize(update.to(iteration_dtype or update.dtype)).to(update.dtype)
 
     tall = rows >= columns
     square = (update * update).mean(1 if tall else 0)
