@@ -11,6 +11,7 @@ import numpy as np
 from data_scripts.keyed_random import keyed_permutation
 from data_scripts.tokenizer import BytePairTokenizer
 
+_HASHED_TOKENS = 1 << 20  # at a time, so that a long document is not copied whole
 OVERLAP_TOKENS = 256  # documents that share this many first tokens count as the same (Section 3.2)
 
 
@@ -152,7 +153,10 @@ def prefix_key(tokens: np.ndarray) -> bytes:
 
 def document_sha256(tokens: np.ndarray) -> str:
     """Hash of a whole document's ids, the same for every storage dtype: 32 hex digits."""
-    return hashlib.sha256(tokens.astype("<u4").tobytes()).hexdigest()[:32]
+    digest = hashlib.sha256()
+    for start in range(0, len(tokens), _HASHED_TOKENS):
+        digest.update(tokens[start : start + _HASHED_TOKENS].astype("<u4").tobytes())
+    return digest.hexdigest()[:32]
 
 
 class OverlapIndex:

@@ -160,7 +160,9 @@ class BytePairTokenizer:
         """Write the tokenizer folder."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        _to_tokenizers(self).save(str(folder / "tokenizer.json"))
+        # Not by tokenizers' own `save`: on a full disk that raises a bare Exception.
+        content = _to_tokenizers(self).to_str(pretty=True)
+        (folder / "tokenizer.json").write_text(content, encoding="utf-8")
         (folder / "tokenizer_config.json").write_text(
             json.dumps(_tokenizer_config(self), indent=2) + "\n", encoding="utf-8"
         )
