@@ -2,6 +2,9 @@
 
 A shard's name, size and sha256 come from the Hub before anything is downloaded. A download goes on
 where it stopped, also in another process; it counts only when its sha256 is the Hub's.
+
+huggingface_hub is imported where it is used: it takes as long to import as all else together, and
+most builds download nothing.
 """
 
 from __future__ import annotations
@@ -17,10 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-
-from huggingface_hub import HfApi, hf_hub_url
-from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
 from data_scripts.chunk_set import file_sha256
 from data_scripts.sources import ParquetShard
@@ -143,6 +142,9 @@ class HubShard:
 
     def _download_rest(self, part: Path, stop: threading.Event) -> None:
         """One request for the bytes that are missing, then the hash."""
+        from huggingface_hub import hf_hub_url
+        from huggingface_hub.utils import build_hf_headers, get_session
+
         have = _size(part)
         headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
         if have:
@@ -194,6 +196,8 @@ def find_shards(
         ValueError: if the dataset, the revision or a file is missing or access is refused.
         ConnectionError: if the Hub cannot be reached, after all retries.
     """
+    from huggingface_hub import HfApi
+
     api = HfApi(endpoint=hub_endpoint())
     commit = _asked(repo_id, lambda: api.dataset_info(repo_id, revision=revision).sha)
     infos = {}
@@ -291,6 +295,9 @@ def _asked(repo_id: str, question: Callable[[], Any]) -> Any:
 
 
 def _raise_for_status(response: Any, shard: HubShard) -> None:
+    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.utils import hf_raise_for_status
+
     try:
         hf_raise_for_status(response)
     except HfHubHTTPError as error:
@@ -303,6 +310,8 @@ def _raise_for_status(response: Any, shard: HubShard) -> None:
 
 def _refused(what: str, error: Exception) -> Exception:
     """An error that a user can act on, for one that retries cannot cure."""
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
     if isinstance(error, OfflineModeIsEnabled):
         return ValueError(f"{what} needs the Hub, but HF_HUB_OFFLINE is set. Unset it.")
     if not isinstance(error, HfHubHTTPError):
@@ -330,6 +339,8 @@ def _final(shard: HubShard, error: Exception, failures: int) -> Exception:
 
 
 def _is_transient(error: Exception) -> bool:
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
     if isinstance(error, HfHubHTTPError):
         return error.response.status_code in _TRANSIENT_STATUSES
     if isinstance(error, OfflineModeIsEnabled):
@@ -347,10 +358,10 @@ def _is_transient(error: Exception) -> bool:
 
 def _waiting_time(error: Exception, failures: int) -> float:
     """Seconds until the next attempt: the server's wish, or doubling, with some spread."""
-    if isinstance(error, HfHubHTTPError):
-        wish = error.response.headers.get("Retry-After", "")
-        if wish.isdigit():
-            return min(float(wish), RETRIES.longest_wait)
+    response = getattr(error, "response", None)
+    wish = "" if response is None else response.headers.get("Retry-After", "")
+    if wish.isdigit():
+        return min(float(wish), RETRIES.longest_wait)
     wait = min(RETRIES.first_wait * 2.0 ** (failures - 1), RETRIES.longest_wait)
     return wait * (0.75 + 0.5 * random.random())  # so that workers do not come back all at once
 

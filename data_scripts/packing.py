@@ -7,7 +7,6 @@ is no padding.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -31,12 +30,11 @@ class PackedRow:
 
 
 def pack_rows(
-    documents: Iterable[np.ndarray],
+    batches: Iterable[list[np.ndarray]],
     row_length: int,
     bos_token_id: int,
     dtype: np.dtype,
     buffer_documents: int = BUFFER_DOCUMENTS,
-    batch_documents: int = BATCH_DOCUMENTS,
 ) -> Iterator[PackedRow]:
     """Pack documents into rows by best fit.
 
@@ -45,12 +43,12 @@ def pack_rows(
     documents run out, the buffer is emptied; what does not fill a row at the very end is left out.
 
     Args:
-        documents: [num_tokens] integers each, BOS not among them, in order.
+        batches: documents in order, [num_tokens] integers each, BOS not among them, as many at a
+            time as refill the buffer.
         row_length: inputs, and targets, of a row.
         bos_token_id: what opens each document.
         dtype: of the rows.
         buffer_documents: refill the buffer before each placement until it holds so many.
-        batch_documents: documents that come at a time.
 
     Yields:
         Full rows, in order.
@@ -58,12 +56,12 @@ def pack_rows(
     Raises:
         ValueError: if a size is out of range.
     """
-    if row_length < 1 or buffer_documents < 1 or batch_documents < 1:
+    if row_length < 1 or buffer_documents < 1:
         raise ValueError(
-            "row_length, buffer_documents and batch_documents must be at least 1; found "
-            f"{row_length}, {buffer_documents} and {batch_documents}."
+            "row_length and buffer_documents must be at least 1; found "
+            f"{row_length} and {buffer_documents}."
         )
-    buffer = _Buffer(documents, buffer_documents, batch_documents)
+    buffer = _Buffer(batches, buffer_documents)
     capacity = row_length + 1
     while True:
         row = np.empty(capacity, dtype)
@@ -87,22 +85,21 @@ def pack_rows(
 class _Buffer:
     """Documents that wait for a place, oldest first."""
 
-    def __init__(
-        self, documents: Iterable[np.ndarray], buffer_documents: int, batch_documents: int
-    ) -> None:
-        self._source = iter(documents)
+    def __init__(self, batches: Iterable[list[np.ndarray]], buffer_documents: int) -> None:
+        self._batches = iter(batches)
         self._waiting: list[tuple[int, np.ndarray]] = []
-        self._size, self._batch = buffer_documents, batch_documents
+        self._size = buffer_documents
         self._num_read = 0
         self.lengths = np.empty(0, np.int64)  # BOS counted
 
     def refill(self) -> None:
         """Read batches until the buffer is full, or the documents run out."""
         while len(self._waiting) < self._size:
-            # Copied: a slice of a memory map would keep its whole file in memory.
-            batch = [np.array(tokens) for tokens in itertools.islice(self._source, self._batch)]
-            if not batch:
+            batch = next(self._batches, None)
+            if batch is None:
                 return
+            # Copied: a slice of a memory map would keep its whole file in memory.
+            batch = [np.array(tokens) for tokens in batch]
             self._waiting += [(self._num_read + i, tokens) for i, tokens in enumerate(batch)]
             self._num_read += len(batch)
             new = np.array([len(tokens) + 1 for tokens in batch], np.int64)

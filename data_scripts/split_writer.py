@@ -9,6 +9,7 @@ frozen order. Beside chunk_set.py's files a split with packed rows has
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import closing
@@ -27,7 +28,7 @@ from data_scripts.chunking import (
     document_sha256,
     training_order,
 )
-from data_scripts.packing import pack_rows
+from data_scripts.packing import BATCH_DOCUMENTS, pack_rows
 from data_scripts.staging import StagedShard, write_json
 
 if TYPE_CHECKING:
@@ -249,15 +250,19 @@ class SplitWriter:
         sources = _DocumentList()
         short_only = split.short_only or split.content == "mixed"
 
-        def documents() -> Iterator[np.ndarray]:
-            for document_id, tokens in _documents(staged):
+        def documents(shard: StagedShard) -> Iterator[np.ndarray]:
+            for document_id, tokens in shard.documents():
                 if short_only and len(tokens) + 1 >= self._rules.min_tokens:
                     continue
                 if overlaps.keeps(document_id, tokens):
                     sources.add(document_id, tokens)
                     yield tokens
 
-        rows = pack_rows(documents(), self._rules.chunk_length, self._bos, staged[0].dtype)
+        # As in the reference's loader, no batch goes from one shard into the next.
+        batches = (
+            batch for shard in staged for batch in _batched(documents(shard), BATCH_DOCUMENTS)
+        )
+        rows = pack_rows(batches, self._rules.chunk_length, self._bos, staged[0].dtype)
         # A mixed split is cut to its shares later.
         limit = None if split.content == "mixed" else split.max_chunks
         with (folder / "segments.bin").open("wb") as file, closing(rows):
@@ -313,6 +318,11 @@ def mixture(
         total = min(total, max_chunks)
     long = min(round(total * long_share), num_long)
     return long, min(total - long, num_packed)
+
+
+def _batched(documents: Iterator[np.ndarray], size: int) -> Iterator[list[np.ndarray]]:
+    while batch := list(itertools.islice(documents, size)):
+        yield batch
 
 
 def _documents(staged: list[StagedShard]) -> Iterator[tuple[str, np.ndarray]]:

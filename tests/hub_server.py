@@ -18,6 +18,7 @@ import hashlib
 import json
 import re
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -58,6 +59,14 @@ class Fault:
     seen: int = 0
 
 
+class _QuietServer(ThreadingHTTPServer):
+    """Says nothing about clients that have gone; the tests cut connections on purpose."""
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
+
+
 class HubServer:
     """The server; use it as a context manager.
 
@@ -77,7 +86,7 @@ class HubServer:
         self.requests: list[str] = []
         self.lock = threading.RLock()
         handler = type("Handler", (_Handler,), {"hub": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server = _QuietServer(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True
         self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from data_scripts import split_writer
 from data_scripts.build import main as build
 from data_scripts.chunk_set import ChunkSet
 from data_scripts.packing import pack_rows
@@ -25,15 +27,17 @@ from tests.data_scripts.test_verify import accept_hashes, change
 BOS = 1000
 
 
-def plain_packing(documents, capacity, buffer_size, batch):
+def plain_packing(shards, capacity, buffer_size, batch):
     """Best fit as Section 4.9's loader does it, with lists and loops."""
-    waiting, rows = [], []
-    coming = [[BOS, *document] for document in documents]
+    waiting, rows, coming = [], [], []
+    for shard in shards:
+        documents = [[BOS, *document] for document in shard]
+        coming += [documents[i : i + batch] for i in range(0, len(documents), batch)]
     while True:
         row = []
         while len(row) < capacity:
             while len(waiting) < buffer_size and coming:
-                waiting, coming = waiting + coming[:batch], coming[batch:]
+                waiting = waiting + coming.pop(0)
             if not waiting:
                 return rows
             room = capacity - len(row)
@@ -56,8 +60,9 @@ def test_equals_plain_loops(capacity, buffer_size, batch):
     documents = [
         generator.integers(0, 900, generator.integers(1, 60)).astype(np.uint16) for _ in range(300)
     ]
-    rows = list(pack_rows(iter(documents), capacity - 1, BOS, np.dtype("<u2"), buffer_size, batch))
-    expected = plain_packing([d.tolist() for d in documents], capacity, buffer_size, batch)
+    batches = [documents[i : i + batch] for i in range(0, len(documents), batch)]
+    rows = list(pack_rows(batches, capacity - 1, BOS, np.dtype("<u2"), buffer_size))
+    expected = plain_packing([[d.tolist() for d in documents]], capacity, buffer_size, batch)
     assert [[BOS, *row.targets.tolist()] for row in rows] == expected
     assert len(rows) > 5
     placed = [source for row in rows for _, source in row.segments]
@@ -75,7 +80,7 @@ def test_equals_plain_loops(capacity, buffer_size, batch):
 
 
 def test_bad_sizes():
-    with pytest.raises(ValueError, match="must be at least 1; found 0, 1000 and 128"):
+    with pytest.raises(ValueError, match="must be at least 1; found 0 and 1000"):
         next(pack_rows([], 0, BOS, np.dtype("<u2")))
 
 
@@ -107,20 +112,41 @@ def packed_set(shards, tmp_path_factory) -> ChunkSet:
 
 def test_a_packed_set_is_the_packing_of_its_text(packed_set, shards):
     tokenizer = BytePairTokenizer.load(packed_set.tokenizer_path)
-    texts = []
-    for path in sorted(shards.glob("shard_*.parquet")):
-        texts += [text for text in pq.read_table(path)["text"].to_pylist() if text]
-    documents = [tokenizer.encode(text).tolist() for text in texts]
+    by_shard = [
+        [tokenizer.encode(t).tolist() for t in pq.read_table(path)["text"].to_pylist() if t]
+        for path in sorted(shards.glob("shard_*.parquet"))
+    ]
     bos = packed_set.bos_token_id
     expected = [
         [bos if token == BOS else token for token in row[1:]]
-        for row in plain_packing(documents, 49, 1000, 128)
+        for row in plain_packing(by_shard, 49, 1000, 128)
     ]
     assert packed_set.train_chunks().tolist() == expected
     sources = packed_set.source_documents("train")
-    assert sources["num_tokens"] == [len(document) for document in documents]
+    assert sources["num_tokens"] == [len(d) for documents in by_shard for d in documents]
     assert len(packed_set.documents("dev")) == 12
     assert packed_set.manifest["splits"]["train"]["content"] == "packed"
+
+
+def test_the_buffer_is_refilled_in_batches_that_end_with_the_shard(
+    packed_set, shards, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(split_writer, "BATCH_DOCUMENTS", 7)
+    monkeypatch.setattr(split_writer, "pack_rows", partial(pack_rows, buffer_documents=20))
+    build(packed_arguments(shards, tmp_path / "set", "--tokenizer", str(packed_set.path)))
+    chunk_set = ChunkSet.open(tmp_path / "set")
+    sources, bos = packed_set.source_documents("train"), packed_set.bos_token_id
+    tokenizer = BytePairTokenizer.load(packed_set.tokenizer_path)
+    by_shard = [
+        [tokenizer.encode(t).tolist() for t in pq.read_table(path)["text"].to_pylist() if t]
+        for path in sorted(shards.glob("shard_*.parquet"))
+    ]
+    assert sum(map(len, by_shard)) == len(sources["ids"])
+    packed = plain_packing(by_shard, 49, 20, 7)
+    joined = [document for documents in by_shard for document in documents]
+    assert packed != plain_packing([joined], 49, 20, 7)
+    expected = [[bos if token == BOS else token for token in row[1:]] for row in packed]
+    assert chunk_set.train_chunks().tolist() == expected
 
 
 def test_a_packed_set_verifies_and_is_built_the_same_again(packed_set, shards, tmp_path):
