@@ -79,8 +79,17 @@ def find_problems(path: str | Path) -> list[str]:
 
 
 def local_shard_problems(chunk_set: ChunkSet, folder: Path) -> list[str]:
-    """Recorded shards that `folder` lacks, or holds with another content."""
+    """Recorded shards that `folder` lacks, or holds with another content.
+
+    Raises:
+        ValueError: if the set was not built from Parquet shards.
+    """
     problems = []
+    if chunk_set.manifest["source"] in ("stdlib", "text"):
+        raise ValueError(
+            f"--shards is for sets from Parquet shards; {chunk_set.path} was built from "
+            f"{chunk_set.manifest['source']}. Leave it out."
+        )
     for name, sha256 in _recorded_shards(chunk_set).items():
         path = folder / name
         if not path.is_file():

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import datasets
 import numpy as np
 import pytest
 from datasets import load_dataset
+from huggingface_hub import HfApi
 
 from data_scripts import builder as builder_module
 from data_scripts.builder import ChunkSetBuilder
@@ -15,6 +19,7 @@ from data_scripts.chunk_set import file_sha256
 from data_scripts.export import export_parquet
 from data_scripts.export import main as export
 from data_scripts.rows import TableOptions, chunk_rows
+from tests.hub_fixtures import hub  # noqa: F401
 
 
 @pytest.fixture(autouse=True)
@@ -143,6 +148,38 @@ def test_the_confirmation_split_is_a_configuration_of_its_own(chunk_set, tmp_pat
     cache = str(tmp_path / "cache")
     loaded = load_dataset(str(tmp_path / "all"), "confirmation", cache_dir=cache)
     assert_equal_documents(loaded["confirmation"], chunk_set, "confirmation")
+
+
+_READ = """
+import hashlib, sys
+import numpy as np
+from datasets import load_dataset
+train = load_dataset("me/set", "chunks", split="train", cache_dir=sys.argv[1])
+stored = train.features["targets"].feature.dtype  # the numpy format hands out int64
+rows = np.stack([np.array(row).astype(stored) for row in train.with_format("numpy")["targets"]])
+print(stored, hashlib.sha256(rows.tobytes()).hexdigest())
+stream = load_dataset("me/set", "documents", split="dev", streaming=True)
+print([row["id"] for row in stream])
+"""
+
+
+@pytest.mark.multi_process
+def test_the_folder_is_ready_to_be_pushed(hub, chunk_set, exported, tmp_path):  # noqa: F811
+    """Pushed as it is, the Hub's dataset loads to the same arrays, also streamed."""
+    api = HfApi(endpoint=hub.endpoint, token=hub.token)
+    api.create_repo("me/set", repo_type="dataset")
+    api.upload_folder(repo_id="me/set", folder_path=exported, repo_type="dataset")
+    done = subprocess.run(
+        [sys.executable, "-c", _READ, str(tmp_path / "cache")],
+        env={**os.environ, **hub.environment(), "HF_HOME": str(tmp_path / "home")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    train, documents = done.stdout.splitlines()
+    assert train == f"uint16 {chunk_set.target_sha256('train')}"
+    assert documents == str(chunk_set.documents("dev").ids)
 
 
 def test_an_export_is_refused_where_something_is(chunk_set, exported):

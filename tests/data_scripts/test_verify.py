@@ -124,3 +124,10 @@ def test_wrong_counts_are_found(copy):
     assert len(problems) == 2
     assert problems[0].startswith("train lists ")
     assert problems[1].startswith("dev has num_chunks ")
+
+
+def test_shards_of_a_set_from_text_cannot_be_asked_for(copy):
+    path = copy / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"source": "text"}))
+    with pytest.raises(ValueError, match="--shards is for sets from Parquet shards"):
+        verify([str(copy), "--shards", str(copy)])
