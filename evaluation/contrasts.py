@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from evaluation.class_bpb.statistics import (
     BY_BAND,
@@ -12,9 +14,11 @@ from evaluation.class_bpb.statistics import (
     BY_TABLE_STATE,
     BY_TARGET_CELL,
     Comparison,
+    FloatArray,
     Grouping,
     bits_per_byte,
     compare,
+    resample_counts,
 )
 from evaluation.records import Records, differing_fields
 
@@ -56,6 +60,47 @@ class Contrast:
         saved = grouping.collapse((theirs.sums.nats - mine.sums.nats).sum(axis=0))
         gains = saved / (np.log(2) * mine.sums.num_bytes.sum())
         return dict(zip(grouping.names, (float(gain) for gain in gains), strict=True))
+
+    def intervals_by(
+        self, partition: str, num_resamples: int = 2000, seed: int = 0
+    ) -> dict[str, tuple[float, float]] | None:
+        """Intervals of `gain_by`'s terms over documents; None where it is."""
+        if self.gain_by(partition) is None or len(self.arm.header.document_ids) < 2:
+            return None
+        grouping, _ = PARTITIONS[partition]
+        saved = grouping.collapse(self.baseline.sums.nats - self.arm.sums.nats)
+        ends = class_intervals(saved, self.arm.sums.num_bytes, num_resamples, seed)
+        return {
+            name: (float(a), float(b)) for name, (a, b) in zip(grouping.names, ends, strict=True)
+        }
+
+
+def class_intervals(
+    saved_nats: FloatArray, num_bytes: npt.NDArray[Any], num_resamples: int = 2000, seed: int = 0
+) -> FloatArray:
+    """95% document-bootstrap interval of each class's contribution to a gain.
+
+    The draws are those of the gain's own interval (Section 3.6).
+
+    Args:
+        saved_nats: [documents, classes] baseline nats minus the arm's.
+        num_bytes: [documents, classes] bytes of the targets.
+        num_resamples: of the documents.
+        seed: of the draws.
+
+    Returns:
+        [classes, 2] in bits per byte; NaN with fewer than two documents.
+    """
+    if len(saved_nats) < 2:
+        return np.full((saved_nats.shape[1], 2), np.nan)
+    size = num_bytes.sum(axis=1)
+    gains = np.concatenate(
+        [
+            (counts @ saved_nats) / (np.log(2) * (counts @ size))[:, None]
+            for counts in resample_counts(len(saved_nats), num_resamples, seed)
+        ]
+    )
+    return np.quantile(gains, (0.025, 0.975), axis=0).T
 
 
 # Partition -> its grouping, and the header fields that decide which group a target is in.

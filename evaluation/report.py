@@ -220,7 +220,7 @@ def _write_gains(
     files = []
     for run in dict.fromkeys(path for path in paths if path.is_dir()):
         mine = [by_hash[source.records.sha256] for source in sources if source.run == run]
-        content = {result.records.header.file_stem: _summary(result) for result in mine}
+        content = {result.records.header.file_stem: _summary(result, bootstrap) for result in mine}
         file = run / "gains.json"
         temporary = run / ".tmp_gains.json"
         text = json.dumps({"bootstrap": bootstrap, "sets": content}, indent=2, allow_nan=False)
@@ -230,7 +230,7 @@ def _write_gains(
     return files
 
 
-def _summary(result: ArmResult) -> dict[str, Any]:
+def _summary(result: ArmResult, bootstrap: dict[str, int]) -> dict[str, Any]:
     sums, header = result.records.sums, result.records.header
     nats_per_target = float(sums.nats.sum() / sums.num_targets.sum())
     summary: dict[str, Any] = {
@@ -259,6 +259,9 @@ def _summary(result: ArmResult) -> dict[str, Any]:
         "median_document_gain": found.median_document_gain,
         "gain_without_top_decile": found.gain_without_top_decile,
         "gain_by": {name: result.contrast.gain_by(name) for name in PARTITIONS},
+        "gain_interval_by": {
+            name: result.contrast.intervals_by(name, **bootstrap) for name in ("band", "match")
+        },
     }
 
 
