@@ -6,23 +6,36 @@ beam search, cropping by assisted decoding, repeating and resetting.
 """
 
 import torch
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 
 
 class TokenHistoryLayer(DynamicLayer):
-    """Token ids in the place of keys and values, [batch, 1, length, 1] int64.
+    """Token ids in the place of keys and values, [batch, 1, length, 1] int64; padding is -1."""
 
-    Padding is stored as -1, which the lookup never matches.
-    """
-
-    # Without this a static cache would count as not compilable.
+    # Without this a cache with other static layers would count as not compilable.
     is_compileable = True
 
     def append(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Add ids [batch, length] and return the whole history [batch, total length]."""
+        """Add ids [batch, length]; returns the history [batch, total length]."""
         ids = input_ids[:, None, :, None]
         keys, _ = self.update(ids, ids)
         return keys[:, 0, :, 0]
+
+
+class StaticTokenHistoryLayer(StaticLayer):
+    """The same for a StaticCache: a buffer of fixed length, so that decoding can be compiled."""
+
+    def append(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Add ids [batch, length]; returns the history, left-padded with -1 to the buffer's length.
+
+        The lookup depends on relative positions only, so left padding changes nothing.
+        """
+        ids = input_ids[:, None, :, None]
+        keys, _ = self.update(ids, ids)
+        position = torch.arange(self.max_cache_len, device=ids.device)
+        count = self.cumulative_length
+        rolled = keys[:, 0, (position + count) % self.max_cache_len, 0]
+        return torch.where(position < self.max_cache_len - count, -1, rolled)
 
 
 def append_to_history(cache: Cache, num_layers: int, input_ids: torch.Tensor) -> torch.Tensor:
@@ -43,8 +56,7 @@ def append_to_history(cache: Cache, num_layers: int, input_ids: torch.Tensor) ->
             f"A document table needs a cache with a list of layers; {type(cache).__name__} has "
             "none (continuous batching is not supported). Use generate() with its default cache."
         )
-    history = layers[-1] if layers and isinstance(layers[-1], TokenHistoryLayer) else None
-    if history is None:
+    if not layers or not isinstance(layers[-1], TokenHistoryLayer | StaticTokenHistoryLayer):
         if cache.get_seq_length() > 0:
             raise ValueError(
                 "The cache already holds tokens but no token history, so the document table "
@@ -52,6 +64,11 @@ def append_to_history(cache: Cache, num_layers: int, input_ids: torch.Tensor) ->
             )
         while len(layers) < num_layers:
             layers.append(cache.layer_class_to_replicate())
-        history = TokenHistoryLayer()
-        layers.append(history)
-    return history.append(input_ids)
+        # The last block's window is the whole row: its layer is the longest.
+        last = layers[num_layers - 1]
+        if isinstance(last, StaticLayer):
+            layers.append(StaticTokenHistoryLayer(last.max_cache_len))
+        else:
+            layers.append(TokenHistoryLayer())
+    history: torch.Tensor = layers[-1].append(input_ids)
+    return history

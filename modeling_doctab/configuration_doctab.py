@@ -66,7 +66,7 @@ class DocTabConfig(PreTrainedConfig):
     """
 
     model_type = "doctab"
-    keys_to_ignore_at_inference = ("past_key_values", "cache")
+    keys_to_ignore_at_inference = ["past_key_values", "cache"]  # noqa: RUF012 (the Trainer adds to it)
     default_theta = 10000.0
 
     vocab_size: int = 8192

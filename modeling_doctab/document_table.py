@@ -186,7 +186,7 @@ class DocumentTableEmbedding(nn.Module):
         """Row of G for each position, [rows, length]."""
         # Exact for every distance, where a floating-point log2 need not be.
         powers = 2 ** torch.arange(1, self.num_buckets, device=table.distance.device)
-        bucket = torch.bucketize(table.distance, powers, right=True)
+        bucket = torch.bucketize(table.distance.contiguous(), powers, right=True)
         row = (table.order - 1) * self.num_buckets + bucket
         return torch.where(table.order > 0, row, self.orders * self.num_buckets)
 

@@ -16,11 +16,9 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache
-from transformers.generation import GenerationMixin
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, dynamic_rope_update
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
@@ -35,7 +33,10 @@ from .document_table import (
     lookup_document_table,
     lookup_last,
 )
+from .generation_doctab import DocTabGenerationMixin
+from .inputs_doctab import NO_RESIZE, check_ids, checked_fields, mark_padding, packed_documents
 from .loss_doctab import IGNORE_INDEX, linear_cross_entropy_sum, softcapped_logits
+from .rotary_doctab import DocTabRotaryEmbedding, rotate
 
 # transformers 5.24 renamed `past_key_values` to `cache` everywhere.
 CACHE_NAME = (
@@ -50,62 +51,16 @@ REMOTE_CODE = (
     "document_table.py",
     "attention_doctab.py",
     "cache_doctab.py",
+    "generation_doctab.py",
+    "inputs_doctab.py",
     "loss_doctab.py",
+    "rotary_doctab.py",
 )
 
 
 def rms_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
     """RMSNorm without a weight over the last dimension; keeps the dtype."""
     return F.rms_norm(x, (x.shape[-1],), eps=eps)
-
-
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary embedding with the recipe's sign. x [B,H,T,C], cos and sin [B,1,T,C/2]."""
-    x1, x2 = x.chunk(2, dim=-1)
-    return torch.cat((x1 * cos + x2 * sin, x2 * cos - x1 * sin), dim=-1)
-
-
-class DocTabRotaryEmbedding(nn.Module):
-    """cos and sin of the rotary angles, each [B, 1, T, C/2]."""
-
-    def __init__(self, config: DocTabConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.rounding = getattr(torch, config.rotary_dtype)
-        self.max_seq_len_cached = config.max_position_embeddings
-        self.original_max_seq_len = config.max_position_embeddings
-        self.rope_type = config.rope_parameters["rope_type"]
-        inv_freq, self.attention_scaling = self.compute_frequencies()
-        self.inv_freq: torch.Tensor
-        self.original_inv_freq: torch.Tensor
-        self.register_buffer("inv_freq", inv_freq, persistent=False)
-        self.register_buffer("original_inv_freq", inv_freq.clone(), persistent=False)
-
-    def compute_frequencies(self) -> tuple[torch.Tensor, float]:
-        """Inverse frequencies [C/2] and the scale of cos and sin, by the config's `rope_type`."""
-        if self.rope_type == "default":
-            return self.compute_default_rope_parameters(self.config)
-        return ROPE_INIT_FUNCTIONS[self.rope_type](self.config)
-
-    @staticmethod
-    def compute_default_rope_parameters(
-        config: DocTabConfig, device: Any = None, **kwargs: Any
-    ) -> tuple[torch.Tensor, float]:
-        """Inverse frequencies [C/2] of plain rotary embeddings, and the scale 1."""
-        exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device)
-        base = config.rope_parameters["rope_theta"]
-        return 1.0 / base ** (exponent / config.head_dim), 1.0
-
-    @torch.no_grad()
-    @dynamic_rope_update
-    def forward(
-        self, x: torch.Tensor, position_ids: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Angles at `position_ids` [B, T], in the dtype of x."""
-        with torch.autocast(x.device.type, enabled=False):
-            angles = position_ids[:, None, :, None].float() * self.inv_freq.float()
-            cos, sin = angles.cos() * self.attention_scaling, angles.sin() * self.attention_scaling
-        return cos.to(self.rounding).to(x.dtype), sin.to(self.rounding).to(x.dtype)
 
 
 class DocTabAttention(nn.Module):
@@ -375,6 +330,7 @@ class DocTabModel(DocTabPreTrainedModel):
         table_candidate: torch.Tensor | None = None,
         table_distance: torch.Tensor | None = None,
         ablate_table: bool = False,
+        token_mask: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         """Hidden states after the final norm.
@@ -383,7 +339,8 @@ class DocTabModel(DocTabPreTrainedModel):
             input_ids: [B, T].
             attention_mask: [B, past + T], 1 for tokens and 0 for padding; or masks that
                 transformers prepared.
-            position_ids: [B, T]; counted on from the cache by default.
+            position_ids: [B, T]; counted on from the cache by default. Where they start again
+                inside a row, another document begins: attention and lookup do not cross.
             past_key_values: the KV cache, up to transformers 5.23.
             cache: the same, from 5.24.
             inputs_embeds: not supported: the value embeddings and the table need ids.
@@ -393,6 +350,7 @@ class DocTabModel(DocTabPreTrainedModel):
             table_candidate: [B, T] candidate tokens, -1 at no match.
             table_distance: [B, T] distances in tokens, 0 at no match.
             ablate_table: treat every position as "no match" (Section 3.4, ablated table).
+            token_mask: [B, T], 0 for padding, where `attention_mask` is already in another form.
             **kwargs: passed on to the attention implementation.
         """
         if input_ids is None or inputs_embeds is not None:
@@ -400,18 +358,25 @@ class DocTabModel(DocTabPreTrainedModel):
                 "DocTab models need input_ids: the value embeddings and the document table are "
                 "looked up by token id, so inputs_embeds cannot replace them."
             )
+        check_ids(input_ids, self.config.vocab_size)
         cache = cache if cache is not None else past_key_values
+        packed = packed_documents(position_ids, attention_mask, cache)
+        if packed is not None:
+            # transformers separates packed documents only without a cache and without a mask.
+            attention_mask = None
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
-        if use_cache and cache is None:
+        if use_cache and cache is None and packed is None:
             cache = DynamicCache(config=self.config)
         past_length = cache.get_seq_length() if cache is not None else 0
         if position_ids is None:
             position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)
             position_ids = position_ids.unsqueeze(0) + past_length
 
+        if token_mask is None and isinstance(attention_mask, torch.Tensor):
+            token_mask = attention_mask
         passed = (table_order, table_candidate, table_distance)
-        hidden_states = self._embed(input_ids, attention_mask, cache, passed, ablate_table)
+        hidden_states = self._embed(input_ids, token_mask, packed, cache, passed, ablate_table)
         masks = self._masks(hidden_states, attention_mask, position_ids, cache)
         position_embeddings = self.rotary_emb(hidden_states, position_ids)
         embedded = hidden_states
@@ -434,52 +399,68 @@ class DocTabModel(DocTabPreTrainedModel):
     def _embed(
         self,
         input_ids: torch.Tensor,
-        attention_mask: torch.Tensor | dict[str, Any] | None,
+        token_mask: torch.Tensor | None,
+        packed: torch.Tensor | None,
         cache: Cache | None,
         passed: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
         ablate_table: bool,
     ) -> torch.Tensor:
         """Token vector plus table vectors, normalised: x0 of the recipe, [B, T, D]."""
+        c = self.config
         dtype = self._compute_dtype(input_ids.device)
         hidden_states = self.embed_tokens(input_ids).to(dtype)
-        if self.config.document_table or self.config.bigram_rows:
-            history = _mark_padding(input_ids, attention_mask)
+        if c.document_table or c.bigram_rows:
+            history = mark_padding(input_ids, token_mask)
             if cache is not None:
-                history = append_to_history(cache, self.config.num_hidden_layers, history)
-            if self.config.document_table:
-                table = self._table(input_ids, history, passed, ablate_table)
+                history = append_to_history(cache, c.num_hidden_layers, history)
+            if c.document_table:
+                table = self._table(input_ids, history, packed, passed, ablate_table)
                 hidden_states = hidden_states + self.document_table(table, dtype)
-            if self.config.bigram_rows:
-                hidden_states = hidden_states + self._bigrams(history, input_ids.shape[1], dtype)
-        return rms_norm(hidden_states, self.config.rms_norm_eps)
+            if c.bigram_rows:
+                vectors = self._bigrams(history, packed, input_ids.shape[1], dtype)
+                hidden_states = hidden_states + vectors
+        return rms_norm(hidden_states, c.rms_norm_eps)
 
     def _table(
         self,
         input_ids: torch.Tensor,
         history: torch.Tensor,
+        packed: torch.Tensor | None,
         passed: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
         ablate_table: bool,
     ) -> DocumentTable:
         """The table fields [B, T] of the new positions: ablated, passed in, or looked up."""
+        c = self.config
         if ablate_table:
             none = torch.zeros_like(input_ids)
             return DocumentTable(none, none - 1, none)
         if any(field is not None for field in passed):
-            return _checked_fields(passed, input_ids)
-        c = self.config
-        if input_ids.shape[1] == 1:
+            return checked_fields(passed, input_ids, c)
+        length = input_ids.shape[1]
+        # What lies a whole reach before the first new token can neither match nor be part of one.
+        history = history[:, -(length + c.table_reach + c.table_orders) :]
+        if length == 1:
             return lookup_last(history, c.table_orders, c.bos_token_id, c.table_reach)
-        segments = (history == c.bos_token_id).long().cumsum(1)
-        whole = lookup_document_table(history, c.table_orders, segments, c.table_reach)
-        return DocumentTable(*(field[:, -input_ids.shape[1] :] for field in whole))
+        documents = self._documents(history, packed)
+        whole = lookup_document_table(history, c.table_orders, documents, c.table_reach)
+        return DocumentTable(*(field[:, -length:].contiguous() for field in whole))
 
-    def _bigrams(self, history: torch.Tensor, length: int, dtype: torch.dtype) -> torch.Tensor:
+    def _bigrams(
+        self, history: torch.Tensor, packed: torch.Tensor | None, length: int, dtype: torch.dtype
+    ) -> torch.Tensor:
         """Vectors of the bigram table [B, length, D]; none at a document's first token."""
-        c = self.config
-        rows = F.pad(hash_bigrams(history.clamp_min(0), c.bigram_rows), (1, 0))
-        present = F.pad((history[:, :-1] >= 0) & (history[:, 1:] != c.bos_token_id), (1, 0))
-        vectors = self.bigram_table(rows[:, -length:]).to(dtype)
-        return vectors * present[:, -length:].unsqueeze(-1)
+        recent = history[:, -(length + 1) :]
+        documents = self._documents(recent, packed)
+        rows = hash_bigrams(recent.clamp_min(0), self.config.bigram_rows)
+        present = (recent[:, :-1] >= 0) & (documents[:, :-1] == documents[:, 1:])
+        vectors = self.bigram_table(rows).to(dtype) * present.unsqueeze(-1)
+        # Without a history the first token has no predecessor.
+        return F.pad(vectors, (0, 0, length - vectors.shape[1], 0))
+
+    def _documents(self, history: torch.Tensor, packed: torch.Tensor | None) -> torch.Tensor:
+        """Number of each position's document: BOS opens one, and so does a restart of positions."""
+        documents = (history == self.config.bos_token_id).long().cumsum(1)
+        return documents if packed is None else documents + packed
 
     def _masks(
         self,
@@ -504,6 +485,10 @@ class DocTabModel(DocTabPreTrainedModel):
         }
         return {kind: makers[kind](**arguments) for kind in set(self.config.layer_types)}
 
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
+        """Not supported: E has four rows per token and the order of ids is fixed in all tables."""
+        raise ValueError(NO_RESIZE)
+
     def _compute_dtype(self, device: torch.device) -> torch.dtype:
         """Type of the residual stream: autocast's, else that of the matrices."""
         if torch.is_autocast_enabled(device.type):
@@ -511,7 +496,7 @@ class DocTabModel(DocTabPreTrainedModel):
         return self.dtype
 
 
-class DocTabForCausalLM(DocTabPreTrainedModel, GenerationMixin):
+class DocTabForCausalLM(DocTabPreTrainedModel, DocTabGenerationMixin):
     """The decoder with its untied head, soft-capped logits and loss."""
 
     def __init__(self, config: DocTabConfig) -> None:
@@ -532,6 +517,10 @@ class DocTabForCausalLM(DocTabPreTrainedModel, GenerationMixin):
         """Replace the head."""
         self.lm_head = value
 
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
+        """Not supported: E has four rows per token and the order of ids is fixed in all tables."""
+        raise ValueError(NO_RESIZE)
+
     @can_return_tuple
     def forward(
         self,
@@ -542,13 +531,13 @@ class DocTabForCausalLM(DocTabPreTrainedModel, GenerationMixin):
         cache: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
-        shift_labels: torch.Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         table_order: torch.Tensor | None = None,
         table_candidate: torch.Tensor | None = None,
         table_distance: torch.Tensor | None = None,
         ablate_table: bool = False,
+        token_mask: torch.Tensor | None = None,
         num_items_in_batch: int | torch.Tensor | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
@@ -562,22 +551,25 @@ class DocTabForCausalLM(DocTabPreTrainedModel, GenerationMixin):
             cache: as there.
             inputs_embeds: as there.
             labels: [B, T] in transformers' meaning: the loss of position t is that of labels[t+1].
-            shift_labels: [B, T] targets aligned with the inputs: the loss of position t is that of
-                shift_labels[t]. Ids of -100 count nothing, in either.
+                Ids of -100 count nothing.
             use_cache: as there.
             logits_to_keep: how many last positions to compute logits for, or which; 0 for all.
             table_order: as there.
             table_candidate: as there.
             table_distance: as there.
             ablate_table: as there.
+            token_mask: as there.
             num_items_in_batch: divisor of the summed loss (gradient accumulation); by default the
                 number of targets here.
-            **kwargs: as there.
+            **kwargs: as there; and `shift_labels` [B, T] in place of `labels`, targets aligned with
+                the inputs: the loss of position t is that of shift_labels[t].
 
         Returns:
             `loss` in nats per target. `logits` are float32 [B, kept, vocab_size]; in training
             with targets they are None, as they never exist as a whole.
         """
+        # Not a named argument, or the Trainer would expect it as a second column of labels.
+        shift_labels: torch.Tensor | None = kwargs.pop("shift_labels", None)
         if labels is not None and shift_labels is not None:
             raise ValueError("Pass labels or shift_labels, not both: they would disagree.")
         outputs = self.model(
@@ -592,6 +584,7 @@ class DocTabForCausalLM(DocTabPreTrainedModel, GenerationMixin):
             table_candidate=table_candidate,
             table_distance=table_distance,
             ablate_table=ablate_table,
+            token_mask=token_mask,
             return_dict=True,
             **kwargs,
         )
@@ -622,36 +615,6 @@ class DocTabForCausalLM(DocTabPreTrainedModel, GenerationMixin):
             attentions=outputs.attentions,
             **{CACHE_NAME: outputs.get(CACHE_NAME)},
         )
-
-
-def _mark_padding(
-    input_ids: torch.Tensor, attention_mask: torch.Tensor | dict[str, Any] | None
-) -> torch.Tensor:
-    """The ids with -1 at padding, which matches nothing."""
-    if not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() != 2:
-        return input_ids
-    mask = attention_mask[:, -input_ids.shape[1] :].to(input_ids.device)
-    return torch.where(mask.bool(), input_ids, -1)
-
-
-def _checked_fields(
-    passed: tuple[torch.Tensor | None, ...], input_ids: torch.Tensor
-) -> DocumentTable:
-    """The table fields that a caller passed, all of them and of the right shape and type."""
-    names = ("table_order", "table_candidate", "table_distance")
-    fields = {n: field for n, field in zip(names, passed, strict=True) if field is not None}
-    if len(fields) < len(names):
-        raise ValueError(
-            f"Pass all of {', '.join(names)}, or none to have them looked up in the row; "
-            f"only {', '.join(fields)} came."
-        )
-    for name, field in fields.items():
-        if field.shape != input_ids.shape or field.is_floating_point():
-            raise ValueError(
-                f"{name} must be integers of the shape of input_ids, {list(input_ids.shape)}; "
-                f"got {field.dtype} {list(field.shape)}."
-            )
-    return DocumentTable(*fields.values())
 
 
 def _initial(module: Any, kind: str, scale: float, parameter: str = "weight") -> Any:

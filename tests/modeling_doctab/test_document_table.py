@@ -2,6 +2,9 @@
 
 import itertools
 import math
+import re
+import sysconfig
+from pathlib import Path
 
 import pytest
 import torch
@@ -58,6 +61,19 @@ def test_equals_naive_with_segments():
     segments = torch.randint(0, 2, (6, 90), generator=generator).cumsum(1) // 6 % 2
     assert_equals_naive(ids, segment_ids=segments)
     assert_equals_naive(ids, segment_ids=segments, reach=9)
+
+
+@pytest.mark.slow
+def test_equals_naive_on_300_000_real_positions():
+    """Python's own source under a vocabulary of bytes and of words, in rows of 1,000."""
+    stdlib = Path(sysconfig.get_paths()["stdlib"])
+    text = "".join(p.read_text(encoding="utf-8") for p in sorted(stdlib.glob("*.py"))[:40])
+    words: dict[str, int] = {}
+    pieces = re.findall(r"\w+|\W", text)[:300_000]
+    by_word = torch.tensor([words.setdefault(w, len(words)) for w in pieces])
+    assert len(by_word) == 300_000
+    assert len(words) > 5000
+    assert_equals_naive(by_word.view(300, 1000))
 
 
 def test_padding_matches_nothing():

@@ -1,5 +1,7 @@
 """The model against plain loops, its initial values, causality, loss, saving and loading."""
 
+import inspect
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -301,6 +303,154 @@ def test_loads_in_a_process_that_cannot_import_the_project(tiny_model, tmp_path)
 def test_bad_input_is_refused(tiny_model, arguments, message):
     with pytest.raises(ValueError, match=message):
         tiny_model()(torch.zeros(1, 4, dtype=torch.long), **arguments)
+
+
+PACKED = [[5, 3, 5, 3, 7, 2], [3, 5, 3, 5], [7, 7, 2, 5, 3, 7, 2, 9]]
+
+
+@pytest.mark.parametrize("arm", ["base", "both", "local-global"])
+@pytest.mark.parametrize("attention", ["doctab_windowed", "sdpa", "eager"])
+@pytest.mark.parametrize("mask", [None, "ones"])
+@pytest.mark.parametrize("use_cache", [None, True, False])
+def test_packed_documents_equal_each_alone(tiny_model, arm, attention, mask, use_cache):
+    """Restarted positions separate documents, whatever the cache's default and the mask."""
+    model = tiny_model(**ARMS[arm])
+    model.set_attn_implementation(attention)
+    row = torch.tensor([list(itertools.chain(*PACKED))])
+    positions = torch.cat([torch.arange(len(p)) for p in PACKED])[None]
+    attention_mask = torch.ones_like(row) if mask else None
+    with torch.no_grad():
+        packed = model(
+            row, position_ids=positions, attention_mask=attention_mask, use_cache=use_cache
+        ).logits[0]
+        alone = torch.cat([model(torch.tensor([p])).logits[0] for p in PACKED])
+    torch.testing.assert_close(packed, alone, atol=2e-6, rtol=1e-5)
+
+
+def test_unmasked_packed_rows_split_the_table_alone(tiny_model):
+    """The paper's packed rows: attention runs over the whole row, the lookup ends at BOS."""
+    model = tiny_model()
+    bos = model.config.bos_token_id
+    row = torch.tensor([[bos, 5, 3, 7, bos, 5, 3, 7]])
+    table = lookup_document_table(row, 4, (row == bos).long().cumsum(1))
+    assert table.order[0].tolist() == [0] * 8
+    with torch.no_grad():
+        first = model(row).logits
+        changed = row.clone()
+        changed[0, 1] = 6
+        assert (model(changed).logits[0, 5:] - first[0, 5:]).abs().max() > 1e-4
+
+
+def test_compiled_as_one_graph_equals_eager(tiny_model):
+    model = tiny_model(bigram_rows=50)
+    ids = some_rows(model.config)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        expected = model(ids, use_cache=False).logits
+        torch.testing.assert_close(
+            compiled(ids, use_cache=False).logits, expected, atol=1e-6, rtol=1e-5
+        )
+    model.train()
+    loss = model(ids, labels=ids).loss
+    loss.backward()
+    plain = {n: p.grad.clone() for n, p in model.named_parameters()}
+    model.zero_grad()
+    again = compiled(ids, labels=ids).loss
+    again.backward()
+    torch.testing.assert_close(again, loss, atol=1e-6, rtol=1e-6)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, plain[name], atol=1e-5, rtol=1e-4)
+
+
+def test_works_under_the_trainer_of_transformers(tiny_config, tmp_path):
+    from transformers import Trainer, TrainingArguments
+
+    config = tiny_config()
+    torch.manual_seed(0)
+    model = DocTabForCausalLM(config)
+    ids = some_rows(config, 8)
+    table = lookup_document_table(ids, 4, (ids == config.bos_token_id).long().cumsum(1))
+    rows = [
+        {"input_ids": ids[i], "labels": ids[i]}
+        | {n: f[i] for n, f in zip(FIELDS, table, strict=True)}
+        for i in range(8)
+    ]
+    seen = []
+    original = model.forward
+    model.forward = lambda **kw: (seen.append(set(kw)), original(**kw))[1]
+    model.forward.__signature__ = inspect.signature(original)
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=6,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        learning_rate=0.02,
+        report_to=[],
+        use_cpu=True,
+        logging_steps=1,
+        save_strategy="no",
+    )
+    trainer = Trainer(model=model, args=arguments, train_dataset=rows)
+    result = trainer.train()
+    losses = [e["loss"] for e in trainer.state.log_history if "loss" in e]
+    assert losses[-1] < losses[0]
+    assert result.global_step == 6
+    assert set(FIELDS) <= seen[0]  # the Trainer drops columns that forward does not name
+    assert "num_items_in_batch" in seen[0]
+    metrics = trainer.evaluate(rows)
+    assert metrics["eval_loss"] < losses[0]
+
+
+def test_a_base_checkpoint_in_a_table_config(tiny_model, tmp_path, caplog):
+    base = tiny_model(document_table=False)
+    base.save_pretrained(tmp_path)
+    table = DocTabForCausalLM.from_pretrained(tmp_path, document_table=True).eval()
+    assert not table.model.document_table.candidate_embedding.weight.any()
+    assert not table.model.document_table.state_embedding.weight.any()
+    ids = some_rows(base.config)
+    with torch.no_grad():
+        assert torch.equal(table(ids).logits, base(ids).logits)
+
+
+def test_pipeline_generates_text(tiny_model, chunk_set, tmp_path):
+    from transformers import AutoTokenizer, pipeline
+
+    model = tiny_model(vocab_size=300)
+    model.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(chunk_set / "tokenizer").save_pretrained(tmp_path)
+    generate = pipeline("text-generation", model=str(tmp_path), trust_remote_code=True)
+    out = generate("abc abd", max_new_tokens=5, do_sample=False)
+    assert out[0]["generated_text"].startswith("abc abd")
+
+
+def test_causality_of_value_embeddings(tiny_model):
+    model = tiny_model(document_table=False)
+    ids = some_rows(model.config)
+    layer = model.model.layers[0].self_attn
+    x = layer.value_embedding(ids).detach().requires_grad_()
+    handle = layer.value_embedding.register_forward_hook(lambda *_: x)
+    model(ids).logits[:, 10].sum().backward()
+    handle.remove()
+    assert x.grad[:, :11].abs().sum() > 0
+    assert x.grad[:, 11:].abs().sum() == 0
+
+
+def test_ids_and_fields_out_of_range_are_refused(tiny_model):
+    model = tiny_model()
+    ids = torch.zeros(1, 4, dtype=torch.long)
+    with pytest.raises(ValueError, match=r"input_ids must lie in 0 .. 63.*tokenizer"):
+        model(ids + 64)
+    fields = dict(zip(FIELDS, (ids, ids - 1, ids), strict=True))
+    for name, wrong in (("table_order", 5), ("table_candidate", 64), ("table_distance", -1)):
+        with pytest.raises(ValueError, match=f"{name} must lie in"):
+            model(ids, **{**fields, name: torch.full_like(ids, wrong)})
+
+
+def test_resizing_is_refused(tiny_model):
+    model = tiny_model()
+    for target in (model, model.model):
+        with pytest.raises(ValueError, match="cannot be resized"):
+            target.resize_token_embeddings(80)
 
 
 def test_remote_code_imports_torch_and_transformers_alone():
