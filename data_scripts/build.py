@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from data_scripts.assemble import build_chunk_set
 from data_scripts.command_line import normalise_flags, run
 from data_scripts.describe import summary
-from data_scripts.downloads import HubShard, Prefetch
+from data_scripts.downloads import HubShard, Prefetch, remove_downloads
 from data_scripts.plans import plan_climbmix, plan_files, plan_mixed, plan_packed, plan_stdlib
 from data_scripts.sources import TextShard
 from data_scripts.staging import fresh_folder
@@ -41,15 +41,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     def make_tokenizer(staging: Path) -> BytePairTokenizer:
         if arguments.tokenizer is not None:
             return open_tokenizer(arguments.tokenizer)
-        return _trained_tokenizer(tokenizer_shards, arguments, staging)
+        # A shard that is also one of a split's is kept until that has read it.
+        needed = {shard for split in plan.splits for shard in split.shards}
+        shards = [
+            replace(shard, delete=False)
+            if isinstance(shard, HubShard) and shard in needed
+            else shard
+            for shard in tokenizer_shards
+        ]
+        return _trained_tokenizer(shards, arguments, staging)
 
     chunk_set = build_chunk_set(
         arguments.out, plan, make_tokenizer, arguments.num_processes, arguments.num_downloads
     )
-    for shard in tokenizer_shards:  # what was only read for the tokenizer
-        shard.release()
-    if arguments.delete_shards:
-        _remove_downloads([*tokenizer_shards, *(s for split in plan.splits for s in split.shards)])
+    if arguments.delete_shards:  # also those that were fetched ahead and not needed
+        split_shards = [shard for split in plan.splits for shard in split.shards]
+        remove_downloads([*tokenizer_shards, *split_shards])
     print(summary(chunk_set))
 
 
@@ -84,13 +91,6 @@ def _texts(shards: Sequence[TextShard], num_downloads: int) -> Iterator[str]:
             if isinstance(shard, HubShard):
                 shard.release()
                 prefetch.done(shard)
-
-
-def _remove_downloads(shards: Sequence[TextShard]) -> None:
-    """The download folders of shards that were not to be kept."""
-    for folder in {shard.folder for shard in shards if isinstance(shard, HubShard)}:
-        if not any(path.suffix == ".parquet" for path in folder.glob("[!.]*")):
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -84,6 +84,19 @@ class HubShard:
         """Where it lies once it is downloaded."""
         return self.folder / self.name
 
+    @property
+    def _part(self) -> Path:
+        return self.folder / f".{self.name}.{self.hub_sha256[:12]}.part"
+
+    @property
+    def _lock(self) -> Path:
+        return self.folder / f".{self.name}.lock"
+
+    def remove(self) -> None:
+        """Delete all that its download has left."""
+        for path in (self.path, self._part, self._lock):
+            path.unlink(missing_ok=True)
+
     def check(self) -> None:
         """A shard on the Hub is checked when it has been downloaded."""
 
@@ -114,11 +127,11 @@ class HubShard:
             OSError: if the disk is full.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        with _locked(self.folder / f".{self.name}.lock"):
+        with _locked(self._lock):
             if self.path.is_file() and file_sha256(self.path) == self.hub_sha256:
                 return self.path
             self.path.unlink(missing_ok=True)
-            part = self.folder / f".{self.name}.{self.hub_sha256[:12]}.part"
+            part = self._part
             self._complete(part, stop or threading.Event())
             part.replace(self.path)
         return self.path
@@ -220,6 +233,16 @@ def find_shards(
         HubShard(repo_id, commit, file, infos[file].size, infos[file].lfs.sha256, folder)
         for file in files
     ]
+
+
+def remove_downloads(shards: Sequence[Any]) -> None:
+    """Delete what the downloads of some shards have left, and their folders if those are empty."""
+    downloads = [shard for shard in shards if isinstance(shard, HubShard)]
+    for shard in downloads:
+        shard.remove()
+    for folder in {shard.folder for shard in downloads}:
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
 
 
 class Prefetch:

@@ -81,9 +81,14 @@ def publish(prepared: Path, out: Path) -> None:
 
 def write_json(path: Path, value: Any, indent: int | None = None) -> None:
     """Write JSON so that a reader sees the old file or the whole new one."""
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = _temporary(path)
     temporary.write_text(json.dumps(value, indent=indent) + "\n", encoding="utf-8")
     temporary.replace(path)
+
+
+def _temporary(path: Path) -> Path:
+    """A name of this process's own: a killed build's worker may still be writing its file."""
+    return path.with_name(f"{path.name}.{os.getpid()}.tmp")
 
 
 def _fsync(path: Path) -> None:
@@ -200,9 +205,11 @@ class _Job:
         result = tokenise_documents(self.shard.documents(), self.tokenizer, self.rules)
         record_path = self.path.with_suffix(".json")
         record_path.unlink(missing_ok=True)
-        with self.path.open("wb") as file:
+        temporary = _temporary(self.path)
+        with temporary.open("wb") as file:
             for tokens in result.tokens:
                 file.write(tokens.astype(self._dtype, copy=False).tobytes())
+        temporary.replace(self.path)
         sha256 = self.shard.sha256()
         record = {
             "name": self.shard.name,

@@ -155,12 +155,12 @@ def test_a_tokenizer_that_is_not_ours(shards, tmp_path):
 
 @pytest.fixture
 def full_disk(monkeypatch):
-    """A function: from now on, what is written under this name meets a full disk."""
+    """A function: from now on, what is written under such a name meets a full disk."""
     real_open = pathlib.Path.open
 
     def fill(name: str) -> None:
         def opened(path, mode="r", *arguments, **options):
-            is_full = path.name == name and ("w" in mode or "a" in mode)
+            is_full = path.name.startswith(name) and ("w" in mode or "a" in mode)
             return real_open(Path("/dev/full") if is_full else path, mode, *arguments, **options)
 
         monkeypatch.setattr(pathlib.Path, "open", opened)
@@ -173,9 +173,8 @@ def full_disk(monkeypatch):
 @pytest.mark.parametrize(
     "name",
     [
-        *("00000.tokens", "00000.json.tmp", "tokenizer_config.json", "ranks.tiktoken"),
-        *("chunks.bin", "chunk_index.bin", "documents.json.tmp", "tokens.bin"),
-        "manifest.json.tmp",
+        *("00000.tokens", "00000.json", "tokenizer.json", "tokenizer_config", "ranks.tiktoken"),
+        *("chunks.bin", "chunk_index.bin", "documents.json", "tokens.bin", "manifest.json"),
     ],
 )
 def test_a_disk_that_fills_at_any_file(

@@ -6,6 +6,7 @@ import itertools
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,23 @@ def test_an_interrupted_build_leaves_no_set_and_goes_on(
     monkeypatch.setattr(staging, "tokenise_documents", counted)
     build(build_arguments(shards, out))
     assert len(calls) == 5 - num_done  # five shards in all; the finished ones are not done again
+    assert hashes(out) == hashes(chunk_set.path)
+
+
+@pytest.mark.multi_process
+@pytest.mark.parametrize("seen", ["train/00000.json", "train/00002.json", "dev/00000.json"])
+def test_a_killed_build_goes_on(chunk_set, shards, tmp_path, seen):
+    """SIGKILL to the build alone, its workers left behind, as soon as a file is there."""
+    out = tmp_path / "set"
+    arguments = [*build_arguments(shards, out), "--num_processes", "2"]
+    command = [sys.executable, "-m", "data_scripts.build", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as build_:
+        while not (tmp_path / "set.building" / "shards" / seen).exists():
+            assert build_.poll() is None, "the build ended before it could be killed"
+            time.sleep(0.001)
+        build_.kill()
+    assert not out.exists()
+    build(build_arguments(shards, out))
     assert hashes(out) == hashes(chunk_set.path)
 
 

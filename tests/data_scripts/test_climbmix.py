@@ -158,6 +158,16 @@ def test_bounded_disk_and_faults_change_nothing(hub, listed, tmp_path, monkeypat
     assert not (tmp_path / "down").exists()
 
 
+def test_deleting_shards_leaves_other_files_alone(hub, listed, tmp_path):  # noqa: F811
+    folder = tmp_path / "home"
+    folder.mkdir()
+    (folder / "thesis.tex").write_text("mine")
+    options = ("--delete_shards", "--download_dir", str(folder), "--max_chunks", "10")
+    build(arguments(listed, tmp_path / "set", *options))
+    assert [path.name for path in folder.iterdir()] == ["thesis.tex"]
+    assert len(ChunkSet.open(tmp_path / "set").train_chunks()) == 10
+
+
 def test_an_interrupted_build_downloads_only_what_is_missing(
     hub,  # noqa: F811
     listed,
@@ -308,6 +318,9 @@ def test_packed_rows_from_the_hub(hub, listed, tmp_path):  # noqa: F811
     listed.write_text(json.dumps(packed))
     arguments = ["packed", "--manifest", str(listed), "--out", str(tmp_path / "set")]
     build([*arguments, "--delete_shards"])
+    # Two of the shards are the tokenizer's too; none is downloaded twice.
+    assert len(downloaded(hub)) == len(set(downloaded(hub))) == 5
+    assert not (tmp_path / "set.shards").exists()
     chunk_set = ChunkSet.open(tmp_path / "set", verify=True)
     assert chunk_set.chunk_length == 32
     assert len(chunk_set.documents("val")) == 5
