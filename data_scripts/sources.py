@@ -57,13 +57,25 @@ class ParquetShard:
             )
 
     def documents(self) -> Iterator[tuple[str, bytes | None]]:
-        """(`file.parquet:row`, text bytes), with None for a null."""
+        """(`file.parquet:row`, text bytes), with None for a null.
+
+        Raises:
+            ValueError: if the file is damaged.
+        """
         row = 0
-        with pq.ParquetFile(self.path) as file:
-            for batch in file.iter_batches(batch_size=256, columns=[self.column]):
-                for text in batch.column(0).cast(pa.large_binary()):
-                    yield f"{self.name}:{row}", text.as_py()
-                    row += 1
+        try:
+            with pq.ParquetFile(self.path) as file:
+                for batch in file.iter_batches(batch_size=256, columns=[self.column]):
+                    for text in batch.column(0).cast(pa.large_binary()):
+                        yield f"{self.name}:{row}", text.as_py()
+                        row += 1
+        except (pa.ArrowException, OSError) as error:
+            if getattr(error, "errno", None):  # the disk's trouble, not the file's
+                raise
+            raise ValueError(
+                f"{self.path} must be a whole Parquet file; it cannot be read after row {row}: "
+                f"{error}. Write or download it again."
+            ) from None
 
     def sha256(self) -> str:
         """Hash of the file."""

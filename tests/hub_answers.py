@@ -47,6 +47,7 @@ ROUTES: list[tuple[str, str, str]] = [
     ("POST", r"/(?P<rest>.+)\.git/info/lfs/objects/batch", "lfs_batch"),
     ("POST", r"/(?P<rest>.+)\.git/info/lfs/objects/verify", "lfs_verify"),
     ("PUT", r"/lfs/(?P<oid>[0-9a-f]{64})", "lfs_put"),
+    ("GET|HEAD", r"/cdn/(?P<oid>[0-9a-f]{64})", "cdn"),
     (
         "GET|HEAD",
         r"/((?P<type>datasets|spaces)/)?(?P<repo>[^/]+/[^/]+)/(resolve|raw)/"
@@ -304,16 +305,33 @@ class Answers:
         if path not in commit.files:
             raise Refusal(404, f"{path} does not exist", "EntryNotFound")
         file = commit.files[path]
+        headers = {"ETag": f'"{file.etag}"', "X-Repo-Commit": commit.oid}
+        if not file.lfs:
+            return self._content(file, headers)
+        size = len(file.content)
+        if self.fault is not None and self.fault.truncate_to is not None:
+            size = min(size, self.fault.truncate_to)
+        headers |= {"X-Linked-Etag": f'"{file.sha256}"', "X-Linked-Size": str(size)}
+        if self.hub.cdn is None:
+            return self._content(file, headers)
+        self.hub.lfs[file.sha256] = file.content
+        return 302, headers | {"Location": f"{self.hub.cdn}/cdn/{file.sha256}"}, b""
+
+    def _cdn(self, oid: str) -> tuple:
+        if "Authorization" in self.headers:  # a signed address; the token must not leave the Hub
+            raise Refusal(400, "Only one auth mechanism allowed")
+        file = HubFile(self.hub.lfs[oid], True)
+        return self._content(file, {"ETag": f'"{file.git_oid}"'})
+
+    def _content(self, file: HubFile, headers: dict[str, str]) -> tuple:
+        """The file, or the range of it that is asked for."""
         body, total = file.content, len(file.content)
         if self.fault is not None and self.fault.truncate_to is not None:
             body = body[: self.fault.truncate_to]
             total = len(body)
         if self.fault is not None and self.fault.corrupt:
             body = body[:-1] + bytes([body[-1] ^ 1])
-        headers = {"ETag": f'"{file.etag}"', "X-Repo-Commit": commit.oid, "Accept-Ranges": "bytes"}
-        if file.lfs:
-            headers |= {"X-Linked-Etag": f'"{file.sha256}"', "X-Linked-Size": str(total)}
-        headers["Content-Type"] = "application/octet-stream"
+        headers |= {"Accept-Ranges": "bytes", "Content-Type": "application/octet-stream"}
         match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
         if match is None:
             return 200, headers, body

@@ -73,6 +73,7 @@ class HubServer:
         faults: what goes wrong; the first that matches a request and has times left is applied.
         requests: "METHOD /path" of every request, in order, with " Range: ..." where there was one.
         lfs: uploaded LFS objects by sha256.
+        cdn: None, or another host's address (`other_host()`) that LFS downloads are sent to.
     """
 
     token = TOKEN
@@ -80,6 +81,7 @@ class HubServer:
     def __init__(self) -> None:
         self.repos: dict[tuple[str, str], Repo] = {}
         self.lfs: dict[str, bytes] = {}
+        self.cdn: str | None = None
         self.faults: list[Fault] = []
         self.requests: list[str] = []
         self.lock = threading.RLock()
@@ -97,6 +99,10 @@ class HubServer:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
+
+    def other_host(self) -> str:
+        """The server by another name, which clients must not send the token to."""
+        return self.endpoint.replace("127.0.0.1", "localhost")
 
     def environment(self) -> dict[str, str]:
         """Variables for a program that shall use this server; set them before it imports."""

@@ -81,6 +81,18 @@ def test_invalid_utf8_is_named(byte_tokenizer, tmp_path):
     assert not (tmp_path / "set").exists()
 
 
+def test_a_damaged_shard_is_named(byte_tokenizer, tmp_path):
+    texts = [make_text(i, 200) for i in range(40)]
+    arguments = [*with_bytes(byte_tokenizer, tmp_path, texts), "--chunk_length", "64"]
+    path = tmp_path / "train.parquet"
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2 : len(raw) // 2 + 500] = b"\xff" * 500
+    path.write_bytes(raw)
+    with pytest.raises(ValueError, match=r"must be a whole Parquet file; it cannot be read after"):
+        build(arguments)
+    assert not (tmp_path / "set").exists()
+
+
 def test_white_space_that_the_tokenizer_cannot_take_is_named(byte_tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr(tokenizer_module, "_MAX_WHITE_SPACE", 1000)
     texts = ["fine " * 50, "a" + " " * 999 + "b", "a" + " \n" * 500 + "b"]

@@ -74,6 +74,14 @@ def test_a_cut_connection_is_resumed_where_it_was_cut(shard, hub):  # noqa: F811
     assert 40_000 <= starts[2] - starts[1] <= 50_000
 
 
+def test_a_download_from_another_host_is_resumed_there_without_the_token(shard, hub):  # noqa: F811
+    hub.cdn = hub.other_host()
+    hub.faults += [Fault("GET /cdn", cut_after=100_000), Fault("GET /cdn", status=503)]
+    assert shard.fetch().read_bytes() == CONTENT[FILE]
+    ranges = [request for request in hub.requests if request.startswith("GET /cdn")]
+    assert ["Range" in request for request in ranges] == [False, True, True]
+
+
 def test_an_interrupted_download_is_resumed_by_the_next_build(shard, hub):  # noqa: F811
     hub.faults.append(Fault("GET .*resolve", cut_after=200_000, times=None))
     hub.faults.insert(0, Fault("Range", cut_after=0, times=None))  # later attempts get nothing

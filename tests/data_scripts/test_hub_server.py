@@ -139,6 +139,15 @@ def test_statuses(api, hub, status):  # noqa: F811
     assert [commit.title for commit in api.list_repo_commits(REPO)] == ["yes", "initial commit"]
 
 
+def test_downloads_from_another_host(api, hub, tmp_path):  # noqa: F811
+    api.create_repo(REPO)
+    api.create_commit(REPO, [add("a.bin", b"x" * 1000)], commit_message="one")
+    hub.cdn = hub.other_host()
+    path = hf_hub_download(REPO, "a.bin", local_dir=tmp_path, token=hub.token)
+    assert (tmp_path / path).read_bytes() == b"x" * 1000
+    assert any(request.startswith("GET /cdn") for request in hub.requests)
+
+
 def test_gated(api, hub):  # noqa: F811
     api.create_repo(REPO)
     hub.faults.append(Fault("GET /api/models", status=403, error_code="GatedRepo"))
