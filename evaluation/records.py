@@ -339,3 +339,11 @@ def differing_fields(
         for field in fields(RecordsHeader)
         if field.name not in ignore and getattr(one, field.name) != getattr(other, field.name)
     ]
+
+
+if __name__ == "__main__":
+    import sys
+
+    from evaluation.records_command import main  # it needs this module complete
+
+    sys.exit(main())
