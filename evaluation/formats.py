@@ -106,17 +106,26 @@ def is_packed(chunk_set: ChunkSet, split: str) -> bool:
     return bool((np.asarray(chunk_set.documents(split).tokens) == chunk_set.bos_token_id).any())
 
 
-def load_targets(chunk_set: ChunkSet, split: str, full_chunks: bool) -> TargetSet:
+def load_targets(
+    chunk_set: ChunkSet, split: str, full_chunks: bool, registration: str | None = None
+) -> TargetSet:
     """Gather a split's targets with their classes' ingredients.
 
     Args:
         chunk_set: the prepared data.
         split: an evaluation split.
         full_chunks: drop each document's remainder, as training does; otherwise keep all targets.
+        registration: hash of the registration that opens a confirmation split (Section 3.6).
 
     Raises:
-        ValueError: if the split has no documents, or one without a full chunk.
+        ValueError: if the split has no documents, or one without a full chunk, or is a confirmation
+            split without a registration.
     """
+    if chunk_set.is_confirmation(split) and registration is None:
+        raise ValueError(
+            f"{split} is a confirmation split: its targets are loaded with a registration alone "
+            "(python -m evaluation.protocol)."
+        )
     documents = chunk_set.documents(split)
     if len(documents) == 0:
         raise ValueError(f"{split} must hold documents to be scored; it is empty.")

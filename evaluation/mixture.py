@@ -132,7 +132,10 @@ def mix_run(
     if chunk_set.is_confirmation(fit_set):
         raise ValueError(f"--fit_set must be a development set; {fit_set} is a confirmation split.")
     scores = {name: _scores(run, name, chunk_set) for name in dict.fromkeys([fit_set, *sets])}
-    targets = {name: load_targets(chunk_set, name, full_chunks=True) for name in scores}
+    targets = {
+        name: load_targets(chunk_set, name, True, found.header.registration)
+        for name, found in scores.items()
+    }
     weights = fit_weights(scores[fit_set], targets[fit_set].num_bytes > 0)
     found = {}
     for name in sets:

@@ -89,7 +89,8 @@ def score_runs(
             continue
         key = (job.header.set_name, job.form.stride is None)
         if loaded is None or loaded[0] != key:
-            loaded = (key, load_targets(chunk_set, key[0], full_chunks=key[1]))
+            opened = job.header.registration
+            loaded = (key, load_targets(chunk_set, key[0], key[1], opened))
         _score_job(accelerator, job, loaded[1], chunk_set, batch_size_tokens, registration)
         results.append(ScoredRun(read_records(job.path), job.path, reused=False))
     return results

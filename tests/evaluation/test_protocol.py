@@ -14,7 +14,7 @@ import yaml
 from data_scripts.chunk_set import ChunkSet
 from evaluation import protocol, registration
 from evaluation.contrasts import contrast
-from evaluation.formats import EvaluationFormat
+from evaluation.formats import EvaluationFormat, load_targets
 from evaluation.protocol import confirm, main, register
 from evaluation.records import read_records, write_records
 from evaluation.registration import Ledger, Registration, content_sha256, read_registration
@@ -108,6 +108,8 @@ def test_score_needs_the_registration_and_honours_it(runs, own_set, registered, 
     command = [str(runs[0]), "--chunk_set", str(own_set.path), "--sets", "confirm"]
     assert score(command) == 2
     assert "confirm is a confirmation split" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="loaded with a registration alone"):
+        load_targets(own_set, "confirm", full_chunks=True)
     command += ["--registration", str(registered)]
     assert score([*command, "--format", "stride", "--stride", "8"]) == 2
     assert "format is registered as training" in capsys.readouterr().err

@@ -37,9 +37,8 @@ def test_filter_and_merge_are_inverse(files, tmp_path, capsys) -> None:
     capsys.readouterr()
     assert main(["show", whole, files[0]]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if "bpb" in line][0] == [
-        line for line in lines if "bpb" in line
-    ][1]
+    merged, original = [line for line in lines if "bpb" in line]
+    assert merged == original
 
 
 def test_diff_with_exclusions(files, tmp_path, capsys) -> None:
