@@ -34,11 +34,13 @@ NUM_SHARDS, SHARD_BYTES = 8, 12_000_000
 MEMORY_SHARDS = 20
 _BYTES_PER_TOKEN = 3.8  # ClimbMix's, which turns lengths in tokens into lengths in bytes
 _LOG_MEAN, _LOG_DEVIATION = 5.83, 1.2  # of the lengths in tokens
+# Not getrusage: its peak starts at that of the process which started this one.
 _PEAK_MEMORY = """
-import resource, sys
+import pathlib, re, sys
 from data_scripts.build import main
 main(sys.argv[1:])
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+status = pathlib.Path("/proc/self/status").read_text()
+print(int(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1]) * 1024)
 """
 
 

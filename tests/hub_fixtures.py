@@ -1,6 +1,6 @@
 """The `hub` fixture: a fresh test Hub, and this process's huggingface_hub pointed at it.
 
-Import it where it is needed: `from tests.hub_fixtures import hub  # noqa: F401`.
+A folder's conftest.py takes it with `from tests.hub_fixtures import hub  # noqa: F401`.
 """
 
 from __future__ import annotations

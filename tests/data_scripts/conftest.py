@@ -12,6 +12,7 @@ import pytest
 from data_scripts.build import main as build
 from data_scripts.chunk_set import ChunkSet
 from data_scripts.tokenizer import BytePairTokenizer, train_tokenizer
+from tests.hub_fixtures import hub  # noqa: F401  a fixture of this folder's tests
 
 CHUNK_LENGTH = 64
 VOCAB_SIZE = 384

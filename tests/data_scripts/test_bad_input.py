@@ -25,6 +25,7 @@ from data_scripts.verify import find_problems
 from data_scripts.verify import main as verify
 from tests.data_scripts.conftest import build_arguments, make_text, write_shard
 from tests.data_scripts.test_build import hashes
+from tests.data_scripts.test_memory import MEASURE
 from tests.data_scripts.test_verify import accept_hashes
 
 
@@ -126,12 +127,8 @@ def test_a_document_of_100_megabytes(tmp_path):
     write_shard(tmp_path / "train.parquet", [text])
     del text
     arguments = ["parquet", "--out", str(tmp_path / "set"), "--tokenizer", f"{tmp_path}/tokenizer"]
-    code = (
-        "import resource, sys; from data_scripts.build import main; main(sys.argv[1:]); "
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
-    )
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments, "--split", f"train={tmp_path}/train.parquet"],
+        [sys.executable, "-c", MEASURE, *arguments, "--split", f"train={tmp_path}/train.parquet"],
         capture_output=True,
         text=True,
         check=True,

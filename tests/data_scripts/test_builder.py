@@ -19,7 +19,6 @@ from data_scripts.chunk_set import file_sha256
 from data_scripts.export import export_parquet
 from data_scripts.export import main as export
 from data_scripts.rows import TableOptions, chunk_rows
-from tests.hub_fixtures import hub  # noqa: F401
 
 
 @pytest.fixture(autouse=True)
@@ -164,7 +163,7 @@ print([row["id"] for row in stream])
 
 
 @pytest.mark.multi_process
-def test_the_folder_is_ready_to_be_pushed(hub, chunk_set, exported, tmp_path):  # noqa: F811
+def test_the_folder_is_ready_to_be_pushed(hub, chunk_set, exported, tmp_path):
     """Pushed as it is, the Hub's dataset loads to the same arrays, also streamed."""
     api = HfApi(endpoint=hub.endpoint, token=hub.token)
     api.create_repo("me/set", repo_type="dataset")

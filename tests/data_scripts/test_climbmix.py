@@ -20,7 +20,6 @@ from data_scripts.verify import find_problems
 from data_scripts.verify import main as verify
 from tests.data_scripts.conftest import make_text, write_shard
 from tests.data_scripts.test_build import hashes
-from tests.hub_fixtures import hub  # noqa: F401
 from tests.hub_server import Fault
 
 REPO = "karpathy/small"
@@ -67,7 +66,7 @@ def content(tmp_path_factory) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def listed(hub, content, tmp_path, monkeypatch) -> Path:  # noqa: F811
+def listed(hub, content, tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr(downloads, "RETRIES", Retries(attempts=4, first_wait=0.01, timeout=5.0))
     hub.add_repo(REPO, content)
     path = tmp_path / "list.json"
@@ -79,11 +78,11 @@ def arguments(listed: Path, out: Path, *more: str) -> list[str]:
     return ["climbmix", "--manifest", str(listed), "--out", str(out), *more]
 
 
-def downloaded(hub) -> list[str]:  # noqa: F811
+def downloaded(hub) -> list[str]:
     return [request for request in hub.requests if request.startswith("GET /datasets")]
 
 
-def test_what_is_built_and_recorded(hub, listed, tmp_path, capsys):  # noqa: F811
+def test_what_is_built_and_recorded(hub, listed, tmp_path, capsys):
     build(arguments(listed, tmp_path / "set"))
     chunk_set = ChunkSet.open(tmp_path / "set", verify=True)
     revision = hub.repos["dataset", REPO].branches["main"]
@@ -112,7 +111,7 @@ def test_what_is_built_and_recorded(hub, listed, tmp_path, capsys):  # noqa: F81
     assert (tmp_path / "set.shards" / "shard_00002.parquet").is_file()
 
 
-def test_the_same_set_as_from_local_files(hub, listed, content, tmp_path):  # noqa: F811
+def test_the_same_set_as_from_local_files(hub, listed, content, tmp_path):
     build(arguments(listed, tmp_path / "set"))
     folder = tmp_path / "local"
     folder.mkdir()
@@ -130,7 +129,7 @@ def test_the_same_set_as_from_local_files(hub, listed, content, tmp_path):  # no
     assert hub_set.target_sha256("dev_val") == local_set.target_sha256("dev_val")
 
 
-def test_bounded_disk_and_faults_change_nothing(hub, listed, tmp_path, monkeypatch):  # noqa: F811
+def test_bounded_disk_and_faults_change_nothing(hub, listed, tmp_path, monkeypatch):
     build(arguments(listed, tmp_path / "plain"))
     hub.requests.clear()
     hub.faults += [
@@ -158,7 +157,7 @@ def test_bounded_disk_and_faults_change_nothing(hub, listed, tmp_path, monkeypat
     assert not (tmp_path / "down").exists()
 
 
-def test_deleting_shards_leaves_other_files_alone(hub, listed, tmp_path):  # noqa: F811
+def test_deleting_shards_leaves_other_files_alone(hub, listed, tmp_path):
     folder = tmp_path / "home"
     folder.mkdir()
     (folder / "thesis.tex").write_text("mine")
@@ -169,7 +168,7 @@ def test_deleting_shards_leaves_other_files_alone(hub, listed, tmp_path):  # noq
 
 
 def test_an_interrupted_build_downloads_only_what_is_missing(
-    hub,  # noqa: F811
+    hub,
     listed,
     tmp_path,
     monkeypatch,
@@ -202,7 +201,7 @@ def test_an_interrupted_build_downloads_only_what_is_missing(
 
 
 @pytest.mark.multi_process
-def test_several_processes_as_a_command(hub, listed, tmp_path):  # noqa: F811
+def test_several_processes_as_a_command(hub, listed, tmp_path):
     build(arguments(listed, tmp_path / "plain"))
     command = [sys.executable, "-m", "data_scripts.build"]
     options = ("--num-processes", "2", "--delete-shards")
@@ -218,7 +217,7 @@ def test_several_processes_as_a_command(hub, listed, tmp_path):  # noqa: F811
     assert not (tmp_path / "set.shards").exists()
 
 
-def test_a_shard_without_text_is_named(hub, listed, tmp_path):  # noqa: F811
+def test_a_shard_without_text_is_named(hub, listed, tmp_path):
     path = write_shard(tmp_path / "bad", ["x"], column="content")
     hub.commit(REPO, {"shard_00005.parquet": path.read_bytes()})
     with pytest.raises(ValueError, match=r"shard_00005\.parquet must have a string column 'text'"):
@@ -226,7 +225,7 @@ def test_a_shard_without_text_is_named(hub, listed, tmp_path):  # noqa: F811
     assert not (tmp_path / "set").exists()
 
 
-def test_a_missing_shard_is_named_before_anything_is_downloaded(hub, listed, tmp_path):  # noqa: F811
+def test_a_missing_shard_is_named_before_anything_is_downloaded(hub, listed, tmp_path):
     repo = hub.repos["dataset", REPO]
     files = dict(repo.resolve("main").files)
     del files["shard_00006.parquet"]
@@ -237,7 +236,7 @@ def test_a_missing_shard_is_named_before_anything_is_downloaded(hub, listed, tmp
     assert not (tmp_path / "set.building").exists()
 
 
-def test_an_older_revision(hub, listed, content, tmp_path):  # noqa: F811
+def test_an_older_revision(hub, listed, content, tmp_path):
     first = hub.repos["dataset", REPO].branches["main"]
     build(arguments(listed, tmp_path / "set"))
     hub.commit(REPO, {"shard_00002.parquet": content["shard_00004.parquet"]})
@@ -273,7 +272,7 @@ def test_a_list_that_is_none(tmp_path):
         ShardList.read(path)
 
 
-def test_verify_asks_the_hub_for_the_shards(hub, listed, content, tmp_path, capsys):  # noqa: F811
+def test_verify_asks_the_hub_for_the_shards(hub, listed, content, tmp_path, capsys):
     build(arguments(listed, tmp_path / "set"))
     hub.requests.clear()
     verify([str(tmp_path / "set")])
@@ -295,7 +294,7 @@ def test_verify_asks_the_hub_for_the_shards(hub, listed, content, tmp_path, caps
     assert "verified" in capsys.readouterr().out
 
 
-def test_verify_names_a_local_shard_that_is_missing_or_another(hub, listed, tmp_path):  # noqa: F811
+def test_verify_names_a_local_shard_that_is_missing_or_another(hub, listed, tmp_path):
     build(arguments(listed, tmp_path / "set"))
     shards = tmp_path / "set.shards"
     verify([str(tmp_path / "set"), "--shards", str(shards)])
@@ -309,7 +308,7 @@ def test_verify_names_a_local_shard_that_is_missing_or_another(hub, listed, tmp_
         verify([str(tmp_path / "set"), "--shards", str(shards)])
 
 
-def test_packed_rows_from_the_hub(hub, listed, tmp_path):  # noqa: F811
+def test_packed_rows_from_the_hub(hub, listed, tmp_path):
     splits = {
         "train": {"shards": [[0, 3]], "kind": "chunks", "content": "packed"},
         "val": {"shards": [[9, 9]], "kind": "documents", "content": "packed", "max_chunks": 5},

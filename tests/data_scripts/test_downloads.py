@@ -10,7 +10,6 @@ import pytest
 
 from data_scripts import downloads
 from data_scripts.downloads import HubShard, Prefetch, Retries, find_shards
-from tests.hub_fixtures import hub  # noqa: F401
 from tests.hub_server import Fault
 
 REPO = "karpathy/shards"
@@ -25,19 +24,19 @@ def _quick(monkeypatch):
 
 
 @pytest.fixture
-def shard(hub, tmp_path) -> HubShard:  # noqa: F811
+def shard(hub, tmp_path) -> HubShard:
     hub.add_repo(REPO, CONTENT)
     _, [shard] = find_shards(REPO, [FILE], tmp_path / "down")
     return shard
 
 
-def gets(hub) -> list[str]:  # noqa: F811
+def gets(hub) -> list[str]:
     return [
         request for request in hub.requests if request.startswith("GET") and "resolve" in request
     ]
 
 
-def test_a_revision_is_resolved_and_the_hashes_are_the_hubs(hub, tmp_path):  # noqa: F811
+def test_a_revision_is_resolved_and_the_hashes_are_the_hubs(hub, tmp_path):
     repo = hub.add_repo(REPO, CONTENT)
     first = repo.branches["main"]
     commit, shards = find_shards(REPO, list(CONTENT), tmp_path)
@@ -52,19 +51,19 @@ def test_a_revision_is_resolved_and_the_hashes_are_the_hubs(hub, tmp_path):  # n
     assert shards[0].fetch().read_bytes() == CONTENT[FILE]  # still what was resolved
 
 
-def test_a_file_that_is_there_is_not_downloaded_again(shard, hub):  # noqa: F811
+def test_a_file_that_is_there_is_not_downloaded_again(shard, hub):
     assert shard.fetch().read_bytes() == CONTENT[FILE]
     assert shard.fetch().read_bytes() == CONTENT[FILE]
     assert len(gets(hub)) == 1
 
 
-def test_a_damaged_file_is_downloaded_again(shard, hub):  # noqa: F811
+def test_a_damaged_file_is_downloaded_again(shard, hub):
     shard.fetch().write_bytes(b"not this")
     assert shard.fetch().read_bytes() == CONTENT[FILE]
     assert len(gets(hub)) == 2
 
 
-def test_a_cut_connection_is_resumed_where_it_was_cut(shard, hub):  # noqa: F811
+def test_a_cut_connection_is_resumed_where_it_was_cut(shard, hub):
     hub.faults += [Fault("GET .*resolve", cut_after=100_000), Fault("Range", cut_after=50_000)]
     assert shard.fetch().read_bytes() == CONTENT[FILE]
     starts = [int(request.partition("bytes=")[2].rstrip("-") or 0) for request in gets(hub)]
@@ -74,7 +73,7 @@ def test_a_cut_connection_is_resumed_where_it_was_cut(shard, hub):  # noqa: F811
     assert 40_000 <= starts[2] - starts[1] <= 50_000
 
 
-def test_a_download_from_another_host_is_resumed_there_without_the_token(shard, hub):  # noqa: F811
+def test_a_download_from_another_host_is_resumed_there_without_the_token(shard, hub):
     hub.cdn = hub.other_host()
     hub.faults += [Fault("GET /cdn", cut_after=100_000), Fault("GET /cdn", status=503)]
     assert shard.fetch().read_bytes() == CONTENT[FILE]
@@ -82,7 +81,7 @@ def test_a_download_from_another_host_is_resumed_there_without_the_token(shard, 
     assert ["Range" in request for request in ranges] == [False, True, True]
 
 
-def test_an_interrupted_download_is_resumed_by_the_next_build(shard, hub):  # noqa: F811
+def test_an_interrupted_download_is_resumed_by_the_next_build(shard, hub):
     hub.faults.append(Fault("GET .*resolve", cut_after=200_000, times=None))
     hub.faults.insert(0, Fault("Range", cut_after=0, times=None))  # later attempts get nothing
     with pytest.raises(ConnectionError, match=r"shard_00000\.parquet could not be downloaded in 4"):
@@ -96,13 +95,13 @@ def test_an_interrupted_download_is_resumed_by_the_next_build(shard, hub):  # no
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_busy_hub_is_asked_again(shard, hub, status):  # noqa: F811
+def test_a_busy_hub_is_asked_again(shard, hub, status):
     hub.faults.append(Fault("GET .*resolve", status=status, times=3, headers={"Retry-After": "0"}))
     assert shard.fetch().read_bytes() == CONTENT[FILE]
     assert len(gets(hub)) == 4
 
 
-def test_retry_after_is_obeyed(shard, hub):  # noqa: F811
+def test_retry_after_is_obeyed(shard, hub):
     waits = []
     stop = threading.Event()
     stop.wait = waits.append
@@ -113,14 +112,14 @@ def test_retry_after_is_obeyed(shard, hub):  # noqa: F811
     assert waits[2] > 1.2 * waits[1]  # doubled, with some spread
 
 
-def test_a_hub_that_stays_busy_is_given_up(shard, hub):  # noqa: F811
+def test_a_hub_that_stays_busy_is_given_up(shard, hub):
     hub.faults.append(Fault("GET .*resolve", status=503, times=None))
     with pytest.raises(ConnectionError, match=r"in 4 attempts without progress.*run the same"):
         shard.fetch()
     assert len(gets(hub)) == 4
 
 
-def test_a_metadata_question_is_repeated_too(hub, tmp_path):  # noqa: F811
+def test_a_metadata_question_is_repeated_too(hub, tmp_path):
     hub.add_repo(REPO, CONTENT)
     hub.faults += [Fault("GET /api", status=503), Fault("paths-info", status=429)]
     assert len(find_shards(REPO, list(CONTENT), tmp_path)[1]) == len(CONTENT)
@@ -129,7 +128,7 @@ def test_a_metadata_question_is_repeated_too(hub, tmp_path):  # noqa: F811
         find_shards(REPO, list(CONTENT), tmp_path)
 
 
-def test_a_wrong_content_is_thrown_away(shard, hub):  # noqa: F811
+def test_a_wrong_content_is_thrown_away(shard, hub):
     hub.faults.append(Fault("GET .*resolve", corrupt=True, times=2))
     assert shard.fetch().read_bytes() == CONTENT[FILE]
     assert [("Range" in request) for request in gets(hub)] == [False, False, False]
@@ -140,7 +139,7 @@ def test_a_wrong_content_is_thrown_away(shard, hub):  # noqa: F811
     assert not shard.path.exists()
 
 
-def test_a_truncated_file_is_completed_or_refused(shard, hub):  # noqa: F811
+def test_a_truncated_file_is_completed_or_refused(shard, hub):
     hub.faults.append(Fault("GET .*resolve", truncate_to=1000))
     assert shard.fetch().read_bytes() == CONTENT[FILE]
     shard.path.unlink()
@@ -151,14 +150,14 @@ def test_a_truncated_file_is_completed_or_refused(shard, hub):  # noqa: F811
 
 
 @pytest.mark.parametrize(("status", "advice"), [(401, "HF_TOKEN"), (403, "terms"), (404, "name")])
-def test_what_retries_cannot_cure_is_said_at_once(shard, hub, status, advice):  # noqa: F811
+def test_what_retries_cannot_cure_is_said_at_once(shard, hub, status, advice):
     hub.faults.append(Fault("GET .*resolve", status=status, times=None))
     with pytest.raises(ValueError, match=rf"it answered {status}\..*{advice}"):
         shard.fetch()
     assert len(gets(hub)) == 1
 
 
-def test_what_is_not_there_is_named(hub, tmp_path):  # noqa: F811
+def test_what_is_not_there_is_named(hub, tmp_path):
     with pytest.raises(ValueError, match=r"must give access to karpathy/none; it answered 404"):
         find_shards("karpathy/none", [FILE], tmp_path)
     hub.add_repo(REPO, CONTENT)
@@ -168,7 +167,7 @@ def test_what_is_not_there_is_named(hub, tmp_path):  # noqa: F811
         find_shards(REPO, [FILE, "shard_00008.parquet", "shard_00009.parquet"], tmp_path)
 
 
-def test_a_full_disk_ends_the_download_at_once(shard, hub):  # noqa: F811
+def test_a_full_disk_ends_the_download_at_once(shard, hub):
     shard.folder.mkdir(parents=True)
     part = shard.folder / f".{shard.name}.{shard.hub_sha256[:12]}.part"
     part.symlink_to("/dev/full")
@@ -182,7 +181,7 @@ def _fetch(shard: HubShard) -> None:
 
 
 @pytest.mark.multi_process
-def test_two_processes_download_a_file_once(shard, hub):  # noqa: F811
+def test_two_processes_download_a_file_once(shard, hub):
     context = multiprocessing.get_context("spawn")
     workers = [context.Process(target=_fetch, args=(shard,)) for _ in range(2)]
     for worker in workers:
@@ -193,7 +192,7 @@ def test_two_processes_download_a_file_once(shard, hub):  # noqa: F811
     assert len(gets(hub)) == 1
 
 
-def test_prefetching_stays_within_its_bound(hub, tmp_path):  # noqa: F811
+def test_prefetching_stays_within_its_bound(hub, tmp_path):
     hub.add_repo(REPO, CONTENT)
     _, shards = find_shards(REPO, list(CONTENT), tmp_path / "down")
     most = 0

@@ -18,7 +18,6 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from tests.hub_fixtures import hub  # noqa: F401
 from tests.hub_repo import Repo
 from tests.hub_server import Fault, HubServer
 
@@ -26,7 +25,7 @@ REPO = "me/model"
 
 
 @pytest.fixture
-def api(hub: HubServer) -> HfApi:  # noqa: F811
+def api(hub: HubServer) -> HfApi:
     return HfApi(endpoint=hub.endpoint, token=hub.token)
 
 
@@ -62,7 +61,7 @@ def test_a_folder_is_pushed_and_read_back(api, tmp_path):
     ]
 
 
-def test_an_object_that_is_there_is_not_sent_again(api, hub):  # noqa: F811
+def test_an_object_that_is_there_is_not_sent_again(api, hub):
     api.create_repo(REPO)
     for branch_file in ("a.bin", "b.bin"):
         api.create_commit(REPO, [add(branch_file, b"same" * 100)], commit_message=branch_file)
@@ -106,7 +105,7 @@ def test_deletions_and_a_parent_that_has_moved(api):
         )
 
 
-def test_what_is_missing_or_private_is_refused_as_on_the_hub(api, hub, tmp_path):  # noqa: F811
+def test_what_is_missing_or_private_is_refused_as_on_the_hub(api, hub, tmp_path):
     with pytest.raises(RepositoryNotFoundError):
         api.repo_info("me/nothing")
     hub.repos["model", REPO] = Repo("model", REPO, private=True)
@@ -121,7 +120,7 @@ def test_what_is_missing_or_private_is_refused_as_on_the_hub(api, hub, tmp_path)
         HfApi(endpoint=hub.endpoint, token="hf_wrong").create_repo("me/other")
 
 
-def test_cards_are_validated(api, hub):  # noqa: F811
+def test_cards_are_validated(api, hub):
     ModelCard("---\nlicense: apache-2.0\n---\n# A model").validate()
     with pytest.raises(ValueError, match="license"):
         ModelCard("---\nlicense: unknown-to-the-hub\n---\n# A model").validate()
@@ -130,7 +129,7 @@ def test_cards_are_validated(api, hub):  # noqa: F811
 
 
 @pytest.mark.parametrize("status", [403, 429, 503])
-def test_statuses(api, hub, status):  # noqa: F811
+def test_statuses(api, hub, status):
     api.create_repo(REPO)
     hub.faults.append(Fault(r"POST .*/commit/main", status=status, headers={"Retry-After": "0"}))
     with pytest.raises(HfHubHTTPError, match=str(status)):
@@ -139,7 +138,7 @@ def test_statuses(api, hub, status):  # noqa: F811
     assert [commit.title for commit in api.list_repo_commits(REPO)] == ["yes", "initial commit"]
 
 
-def test_downloads_from_another_host(api, hub, tmp_path):  # noqa: F811
+def test_downloads_from_another_host(api, hub, tmp_path):
     api.create_repo(REPO)
     api.create_commit(REPO, [add("a.bin", b"x" * 1000)], commit_message="one")
     hub.cdn = hub.other_host()
@@ -148,7 +147,7 @@ def test_downloads_from_another_host(api, hub, tmp_path):  # noqa: F811
     assert any(request.startswith("GET /cdn") for request in hub.requests)
 
 
-def test_gated(api, hub):  # noqa: F811
+def test_gated(api, hub):
     api.create_repo(REPO)
     hub.faults.append(Fault("GET /api/models", status=403, error_code="GatedRepo"))
     with pytest.raises(GatedRepoError):
