@@ -25,6 +25,11 @@ from evaluation.records import Records, differing_fields
 # Header fields that two arms must share before their difference means anything.
 _SHARED = ("set_name", "format", "reach", "chunk_length", "data_sha256", "targets_sha256")
 
+_MEANING = {
+    "data_sha256": "data_sha256 (other documents, or another tokenizer)",
+    "targets_sha256": "targets_sha256 (other targets)",
+}
+
 
 @dataclass(frozen=True)
 class Contrast:
@@ -126,7 +131,8 @@ def contrast(arm: Records, baseline: Records, num_resamples: int = 2000, seed: i
     names = f"{arm.header.label} and {baseline.header.label}"
     if differing:
         found = "; ".join(
-            f"{name}: {getattr(arm.header, name)} and {getattr(baseline.header, name)}"
+            f"{_MEANING.get(name, name)}: {getattr(arm.header, name)} and "
+            f"{getattr(baseline.header, name)}"
             for name in differing
         )
         raise ValueError(f"{names} must be scored alike to be compared; found {found}.")

@@ -7,8 +7,24 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# Everything that decides a score, given weights and data.
-_SCORING_CODE = ("evaluation", "data_scripts", "modeling_doctab")
+# The modules that scoring and judging import: everything that decides a verdict, given weights and
+# data. The report, its tables and the building of data may change between the two.
+_DECIDING_CODE = (
+    "modeling_doctab/*.py",
+    "evaluation/class_bpb/statistics.py",
+    *(
+        f"evaluation/{name}.py"
+        for name in (
+            *("checkpoints", "contrasts", "formats", "identity", "partial_scores", "plans"),
+            *("protocol", "reach", "records", "registration", "rules", "score", "scores"),
+            "scoring",
+        )
+    ),
+    *(
+        f"data_scripts/{name}.py"
+        for name in ("chunk_set", "keyed_random", "lookup", "rows", "target_classes", "tokenizer")
+    ),
+)
 
 
 def checkpoint_sha256(folder: Path) -> str:
@@ -19,8 +35,8 @@ def checkpoint_sha256(folder: Path) -> str:
 
 
 def code_sha256(root: Path = ROOT) -> str:
-    """Hash of the Python files that decide a score; independent of git."""
-    files = [file for name in _SCORING_CODE for file in (root / name).rglob("*.py")]
+    """Hash of the Python files that decide a verdict; independent of git."""
+    files = [file for pattern in _DECIDING_CODE for file in root.glob(pattern)]
     return _files_sha256({file.relative_to(root).as_posix(): file for file in files})
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -78,23 +78,15 @@ def own_set(chunk_set: ChunkSet, tmp_path: Path) -> ChunkSet:
     return ChunkSet.open(tmp_path / "own_set")
 
 
-@pytest.fixture
-def packed_set(chunk_set: ChunkSet, tmp_path: Path) -> ChunkSet:
-    """Split `dev` as packed rows of 64: pieces of its documents, each but the first after a BOS."""
-    folder = tmp_path / "packed_set"
-    shutil.copytree(chunk_set.path, folder)
-    tokens = np.array(chunk_set.documents("dev").tokens)[: 10 * CHUNK_LENGTH]
-    rows = tokens.reshape(10, CHUNK_LENGTH).copy()
-    for row, places in zip(rows, [(20, 45), (31,), (), (5, 6, 60)] * 2, strict=False):
-        row[list(places)] = chunk_set.bos_token_id
-    (folder / "dev" / "tokens.bin").write_bytes(rows.tobytes())
-    listed = {"ids": [f"row_{i}" for i in range(10)], "num_tokens": [CHUNK_LENGTH] * 10}
-    (folder / "dev" / "documents.json").write_text(json.dumps(listed | {"sha256": [""] * 10}))
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["splits"]["dev"] |= {"num_targets": rows.size, "num_documents": 10}
-    for name in ("dev/tokens.bin", "dev/documents.json"):
-        content = (folder / name).read_bytes()
-        digest = hashlib.sha256(content).hexdigest()
-        manifest["files"][name] = {"num_bytes": len(content), "sha256": digest}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    return ChunkSet.open(folder)
+@pytest.fixture(scope="session")
+def packed_set(tmp_path_factory: pytest.TempPathFactory) -> ChunkSet:
+    """Splits train and dev as packed rows of 64 targets: short documents, BOS between them."""
+    folder = tmp_path_factory.mktemp("packed")
+    for split, num_documents in (("train", 30), ("dev", 40)):
+        texts = [make_text(1000 + len(split) * 100 + i, 3 + i % 17) for i in range(num_documents)]
+        pq.write_table(pa.table({"text": texts}), folder / f"{split}.parquet")
+    out = folder / "set"
+    splits = [f"{split}={folder}/{split}.parquet" for split in ("train", "dev")]
+    sizes = ["--chunk_length", str(CHUNK_LENGTH), "--vocab_size", str(VOCAB_SIZE)]
+    build(["packed", "--out", str(out), "--split", *splits, *sizes])
+    return ChunkSet.open(out)

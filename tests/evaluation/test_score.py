@@ -12,7 +12,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from data_scripts.chunk_set import ChunkSet
+from data_scripts.chunk_set import ChunkSet, DocumentSplit
 from data_scripts.rows import TableOptions, chunk_rows
 from evaluation.checkpoints import load_model, open_checkpoint
 from evaluation.class_bpb.statistics import CLASS_NAMES
@@ -299,3 +299,22 @@ def test_the_command_scores_and_reuses(make_run, chunk_set, capsys) -> None:
     assert "tok/s" in capsys.readouterr().err  # the progress bar
     assert main(command(run, chunk_set, *options)) == 0
     assert "reused" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ([], "dev must hold documents to be scored; it is empty"),
+        ([100, 63], "must have a full chunk of 64 targets; doc1 has 63"),
+    ],
+)
+def test_sets_that_cannot_be_scored(make_run, chunk_set, monkeypatch, lengths, message) -> None:
+    run = make_run("arm")
+    whole = chunk_set.documents("dev")
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    names = [f"doc{i}" for i in range(len(lengths))]
+    split = DocumentSplit(whole.tokens[: offsets[-1]], offsets, names, CHUNK_LENGTH)
+    monkeypatch.setattr(ChunkSet, "documents", lambda self, name: split)
+    with pytest.raises(ValueError, match=message):
+        score_runs([run], chunk_set, ["dev"])
+    assert not (run / "records").exists()

@@ -128,6 +128,12 @@ def test_packed_rows_equal_plain_loops(make_run, packed_set) -> None:
     assert not scores.violation.any()
 
 
+def test_a_long_row_arm_on_packed_rows(make_run, packed_set) -> None:
+    run = make_run("long", max_position_embeddings=256, table_reach=256)
+    (result,) = score_runs([run], packed_set, ["dev"])
+    assert (result.records.header.format, result.records.header.row_length) == ("packed", 64)
+
+
 def test_packed_rows_have_no_strides(make_run, packed_set) -> None:
     with pytest.raises(ValueError, match="Stride windows need whole documents"):
         score_runs([make_run("arm")], packed_set, ["dev"], EvaluationFormat(8))
