@@ -15,12 +15,14 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
 
 STATE_FILE = "state.json"
 OPTIMIZER_FILE = "optimizer.safetensors"
@@ -74,11 +76,91 @@ def save_checkpoint(
         _fsync(folder)
     except SafetensorError as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise OSError(f"cannot write checkpoint {target.name}: {error}") from error
-    except OSError:
+        raise OSError(_cannot_write(target, error)) from error
+    except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise
+        raise OSError(_cannot_write(target, error)) from error
     return target
+
+
+def _cannot_write(target: Path, error: Exception) -> str:
+    return (
+        f"cannot write checkpoint {target}: {error}. Older checkpoints are untouched; make room or "
+        "choose another --output_dir, then continue with --resume auto."
+    )
+
+
+class CheckpointWriter:
+    """Snapshots the training state and writes it in the background.
+
+    Args:
+        folder: the run's `checkpoints/`.
+        keep_last: newest checkpoints to keep.
+        keep_every: also keep every multiple of this many updates; 0 for none.
+    """
+
+    def __init__(self, folder: Path, keep_last: int, keep_every: int = 0) -> None:
+        self.folder, self.keep_last, self.keep_every = folder, keep_last, keep_every
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future[Path] | None = None
+
+    def save(
+        self,
+        update: int,
+        model: PreTrainedModel,
+        optimizer_state: dict[str, torch.Tensor],
+        facts: dict[str, Any],
+    ) -> None:
+        """Copy the state and start to write it; waits for the checkpoint before.
+
+        Raises:
+            OSError: if the checkpoint before could not be written.
+        """
+        self.wait()
+        weights = {k: _snapshot(v) for k, v in model.state_dict().items()}
+        state = {k: _snapshot(v) for k, v in optimizer_state.items()}
+
+        def write() -> Path:
+            path = save_checkpoint(
+                self.folder,
+                update,
+                lambda target: model.save_pretrained(target, state_dict=weights),
+                state,
+                facts,
+            )
+            prune_checkpoints(self.folder, self.keep_last, self.keep_every)
+            return path
+
+        self._pending = self._pool.submit(write)
+
+    def wait(self) -> None:
+        """Return once nothing is being written.
+
+        Raises:
+            OSError: if what was being written could not be.
+        """
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            pending.result()
+
+    def failed(self) -> bool:
+        """Whether the last write is known to have failed; `wait` raises its error."""
+        return (
+            self._pending is not None
+            and self._pending.done()
+            and self._pending.exception() is not None
+        )
+
+    def close(self) -> None:
+        """Finish what is being written."""
+        try:
+            self.wait()
+        finally:
+            self._pool.shutdown()
+
+
+def _snapshot(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", copy=True).contiguous()
 
 
 def prune_checkpoints(folder: Path, keep_last: int, keep_every: int = 0) -> list[Path]:

@@ -66,6 +66,10 @@ class TrainingConfig:
     """CPU threads of each process; auto divides the machine's cores."""
     num_loader_threads: int = 2
     """Threads that prepare batches ahead."""
+    trackers: tuple[str, ...] = ()
+    """Trackers of accelerate to report to as well, e.g. [tensorboard]; none can stop a run."""
+    profile_updates: tuple[int, int] | None = None
+    """First and last update to profile; the trace goes to profile.json.gz in the run folder."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,8 @@ class OptimizerConfig:
     """Length of that ramp, in updates."""
     muon_beta2: float = 0.95
     """Decay of NorMuon's second moment."""
+    shard_iterations: bool = False
+    """Divide Muon's iterations over the processes; for many GPUs and large matrices."""
     iteration_dtype: str = "auto"
     """Type of Muon's iterations: bfloat16 or float32; auto is bfloat16 on a GPU."""
     adam_betas: tuple[float, float] = (0.8, 0.95)
@@ -143,6 +149,7 @@ class Recipe:
         for key in ("output_dir", "description"):
             plain.pop(key)
         plain["data"].pop("chunk_set")
+        plain["optimizer"].pop("shard_iterations")
         for key in EXECUTION_KEYS:
             plain["training"].pop(key)
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
@@ -153,6 +160,7 @@ EXECUTION_KEYS = (
     *("tokens_per_micro_batch", "recomputation", "compile", "attn_implementation"),
     *("checkpoint_every", "keep_last", "keep_every", "num_threads", "num_loader_threads"),
     *("evaluate_every", "evaluation_split", "evaluation_chunks"),
+    *("trackers", "profile_updates"),
 )
 
 SECTIONS = {"data": DataConfig, "training": TrainingConfig, "optimizer": OptimizerConfig}
@@ -252,12 +260,14 @@ def _coerce(value: Any, hint: Any, where: str) -> Any:
     options = get_args(hint) if str(hint).find("|") >= 0 else (hint,)
     for option in options:
         base = getattr(option, "__origin__", option)
-        if (
-            base is tuple
-            and isinstance(value, list | tuple)
-            and len(value) == len(get_args(option))
-        ):
-            return tuple(float(v) for v in value)
+        if base is tuple and isinstance(value, list | tuple):
+            kinds = get_args(option)
+            if kinds[-1] is Ellipsis:
+                kinds = (kinds[0],) * len(value)
+            if len(value) == len(kinds):
+                items = zip(value, kinds, strict=True)
+                return tuple(_coerce(v, kind, where) for v, kind in items)
+            continue
         if base is float and isinstance(value, int) and not isinstance(value, bool):
             return float(value)
         if base is float and isinstance(value, str):
@@ -267,6 +277,8 @@ def _coerce(value: Any, hint: Any, where: str) -> Any:
                 continue
         if base is int and isinstance(value, bool):
             continue
+        if option is type(None) and value is None:
+            return None
         if base is Any or isinstance(value, base):
             return value
     names = " or ".join(getattr(o, "__name__", str(o)) for o in options)

@@ -4,6 +4,8 @@ import json
 import resource
 import sys
 import time
+import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +68,54 @@ class Clock:
         self.updates_here += 1
         self._last = now
         return seconds
+
+
+class Trackers:
+    """accelerate's trackers beside metrics.jsonl; a failing one is named once and left out.
+
+    Args:
+        accelerator: made with `log_with` for these trackers.
+        names: e.g. ["tensorboard"].
+        settings: the recipe, for their pages.
+    """
+
+    def __init__(self, accelerator: Any, names: Sequence[str], settings: dict[str, Any]) -> None:
+        self.accelerator = accelerator
+        self.active = bool(names)
+        self._try("start", lambda: accelerator.init_trackers("doctab", config=_flat(settings)))
+
+    def log(self, update: int, values: dict[str, Any]) -> None:
+        """Report one update's numbers."""
+        numbers = {k: v for k, v in _flat(values).items() if isinstance(v, int | float)}
+        self._try("log", lambda: self.accelerator.log(numbers, step=update))
+
+    def close(self) -> None:
+        """Finish their files and connections."""
+        self._try("finish", self.accelerator.end_training)
+
+    def _try(self, what: str, action: Callable[[], None]) -> None:
+        if not self.active:
+            return
+        try:
+            action()
+        except Exception as error:
+            self.active = False
+            warnings.warn(
+                f"a tracker could not {what} ({type(error).__name__}: {error}); training goes on "
+                "without it, metrics.jsonl is complete",
+                stacklevel=2,
+            )
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dictionaries as one, with dotted keys and plain values."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value if isinstance(value, int | float | str) else str(value)
+    return flat
 
 
 class RunLog:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from modeling_doctab.naive import POLAR_EXPRESS
@@ -104,6 +105,7 @@ class Muon(torch.optim.Optimizer):
         beta2: decay of the second moment.
         iteration_dtype: of the Polar Express iterations.
         variance_reduction: False leaves NorMuon out (to compare with torch.optim.Muon).
+        sharded: divide the iterations over the processes of the default group.
     """
 
     def __init__(
@@ -115,11 +117,13 @@ class Muon(torch.optim.Optimizer):
         beta2: float = 0.95,
         iteration_dtype: torch.dtype = torch.bfloat16,
         variance_reduction: bool = True,
+        sharded: bool = False,
     ) -> None:
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "beta2": beta2}
         super().__init__(params, defaults)
         self.iteration_dtype = iteration_dtype
         self.variance_reduction = variance_reduction
+        self.sharded = sharded
         for group in self.param_groups:
             for p in group["params"]:
                 if p.ndim != 2:
@@ -146,7 +150,7 @@ class Muon(torch.optim.Optimizer):
         buffers = [self.state[p]["momentum_buffer"] for p in parameters]
         torch._foreach_lerp_(buffers, list(gradients), 1 - group["momentum"])
         nesterov = gradients.lerp(torch.stack(buffers), group["momentum"])
-        update = orthogonalize(nesterov, self.iteration_dtype).to(nesterov.dtype)
+        update = self._orthogonalize(nesterov).to(nesterov.dtype)
         if self.variance_reduction:
             moments = torch.stack([self.state[p]["second_moment"] for p in parameters])
             update = normalize_variance(update, moments, group["beta2"])
@@ -157,6 +161,21 @@ class Muon(torch.optim.Optimizer):
         decay = weights * ((update * weights) >= 0) * group["weight_decay"]
         weights = weights - step_size * (update + decay)
         torch._foreach_copy_(parameters, list(weights))
+
+    def _orthogonalize(self, stack: torch.Tensor) -> torch.Tensor:
+        """The iterations, each process doing its share of the stack when sharded.
+
+        The others' matrices are zero in each process's result, so that the sum over processes puts
+        the stack together without rounding.
+        """
+        if not self.sharded or not dist.is_initialized() or dist.get_world_size() == 1:
+            return orthogonalize(stack, self.iteration_dtype)
+        mine = slice(dist.get_rank(), None, dist.get_world_size())
+        result = torch.zeros_like(stack, dtype=self.iteration_dtype)
+        if stack[mine].shape[0]:
+            result[mine] = orthogonalize(stack[mine], self.iteration_dtype)
+        dist.all_reduce(result)
+        return result
 
 
 class RecipeOptimizer:
@@ -201,6 +220,7 @@ class RecipeOptimizer:
             lr=config.matrix_lr,
             beta2=config.muon_beta2,
             iteration_dtype=self._iteration_dtype(matrices[0].device),
+            sharded=config.shard_iterations,
         )
 
     def _iteration_dtype(self, device: torch.device) -> torch.dtype:

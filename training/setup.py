@@ -5,6 +5,7 @@ import ctypes
 import os
 import shutil
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from accelerate import Accelerator
 from data_scripts.chunk_set import ChunkSet
 from data_scripts.rows import TableOptions
 from modeling_doctab import DocTabConfig, DocTabForCausalLM
+from modeling_doctab.accounting import count_parameters
+from modeling_doctab.loss_doctab import MAX_LOGITS
 from training import checkpoint
 from training.batches import BatchPlan, RowMaker
 from training.config import EXECUTION_KEYS, Recipe
@@ -91,7 +94,7 @@ def find_start(
 
 
 def _changed_keys(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
-    ignored = {"output_dir", "description", "data.chunk_set"}
+    ignored = {"output_dir", "description", "data.chunk_set", "optimizer.shard_iterations"}
     ignored |= {f"training.{key}" for key in EXECUTION_KEYS}
     changed = []
     for key in sorted(set(old) | set(new)):
@@ -109,8 +112,16 @@ def make_accelerator(recipe: Recipe) -> Accelerator:
     precision = recipe.training.precision
     if precision == "auto":
         precision = "bf16" if on_gpu else "fp32"
+    elif precision == "bf16" and not on_gpu:
+        warnings.warn(
+            "training.precision is bf16, which most CPUs run slower than fp32; auto takes fp32",
+            stacklevel=2,
+        )
     accelerator = Accelerator(
-        cpu=not on_gpu, mixed_precision="bf16" if precision == "bf16" else "no"
+        cpu=not on_gpu,
+        mixed_precision="bf16" if precision == "bf16" else "no",
+        log_with=_known_trackers(recipe.training.trackers) or None,
+        project_dir=str(recipe.run_dir),
     )
     expected = int(os.environ.get("WORLD_SIZE", "1"))
     if expected != accelerator.num_processes:
@@ -134,6 +145,22 @@ def make_accelerator(recipe: Recipe) -> Accelerator:
     else:
         torch.set_float32_matmul_precision("high")
     return accelerator
+
+
+def _known_trackers(names: tuple[str, ...]) -> list[str]:
+    """The trackers that are installed; names the others."""
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+
+    known = {str(name) for name in LOGGER_TYPE_TO_CLASS}
+    installed = {str(name) for name in get_available_trackers()}
+    for name in names:
+        if name not in known:
+            raise ValueError(f"training.trackers: no tracker {name!r}; known: {sorted(known)}")
+        if name not in installed:
+            warnings.warn(
+                f"tracker {name} is not installed; training goes on without it", stacklevel=2
+            )
+    return [name for name in names if name in installed]
 
 
 def keep_freed_memory() -> None:
@@ -173,13 +200,65 @@ def row_maker(recipe: Recipe, config: DocTabConfig, chunk_set: ChunkSet) -> RowM
 
 def restore(
     start: tuple[Path, dict[str, Any]], model: DocTabForCausalLM, optimizer: RecipeOptimizer
-) -> tuple[int, Clock]:
-    """Load weights and optimizer state; returns the next update and the seconds so far."""
+) -> tuple[int, Clock, float | None]:
+    """Load weights and optimizer state; returns the next update, the seconds and the first loss.
+
+    Raises:
+        ValueError: if the checkpoint holds another architecture.
+    """
     path, state = start
     weights, optimizer_state = checkpoint.load_tensors(path)
+    ours = {name: tuple(p.shape) for name, p in model.state_dict().items()}
+    theirs = {name: tuple(w.shape) for name, w in weights.items()}
+    if ours != theirs:
+        differing = sorted(n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n))
+        raise ValueError(
+            f"{path} holds another architecture: {', '.join(differing[:3])} differ. Start anew "
+            "with --overwrite or another --output_dir."
+        )
     model.load_state_dict(weights)
     optimizer.load_state_by_name(optimizer_state)
-    return state["update"], Clock(state["training_seconds"], state["loop_seconds"])
+    clock = Clock(state["training_seconds"], state["loop_seconds"])
+    return state["update"], clock, state["step0_loss"]
+
+
+# Elements that autograd keeps per token and block, in units of the width: an estimate for compiled
+# blocks, which keep what their fused kernels read again.
+SAVED_ELEMENTS = 20
+
+
+def expected_memory_bytes(config: DocTabConfig, num_tokens: int, recompute: bool) -> int:
+    """Estimate of a process's peak memory in training, for planning.
+
+    Args:
+        config: the model.
+        num_tokens: tokens of a micro-batch.
+        recompute: whether blocks are recomputed; then one block's activations are held at a time.
+    """
+    c = config
+    embeddings = sum(map(c.has_value_embedding, range(c.num_hidden_layers))) + 1
+    in_tables = c.vocab_size * c.hidden_size * embeddings + c.bigram_rows * c.hidden_size
+    if c.document_table:
+        in_tables += (c.table_orders * c.vocab_size + c.num_table_states) * c.hidden_size
+    others = count_parameters(c) - in_tables
+    # weight, gradient and two moments, each in its own type; Muon has one moment less
+    width = 2 if c.embedding_dtype == "bfloat16" else 4
+    parameters = in_tables * 4 * width + others * 4 * 4
+    kept = c.num_hidden_layers * (1 if recompute else SAVED_ELEMENTS)
+    activations = num_tokens * c.hidden_size * 2 * (kept + (SAVED_ELEMENTS if recompute else 0))
+    loss = 3 * 4 * min(num_tokens * c.vocab_size, MAX_LOGITS)
+    return parameters + activations + loss
+
+
+def recomputes(recipe: Recipe, config: DocTabConfig, device: torch.device) -> bool:
+    """Whether blocks are recomputed: as the recipe says, or where memory would be short."""
+    choice = recipe.training.recomputation
+    if isinstance(choice, bool):
+        return choice
+    if device.type != "cuda":
+        return False
+    need = expected_memory_bytes(config, recipe.training.tokens_per_micro_batch, False)
+    return need > 0.8 * torch.cuda.get_device_properties(device).total_memory
 
 
 def prepare_model(
@@ -190,7 +269,7 @@ def prepare_model(
     t = recipe.training
     if t.attn_implementation is not None:
         model.set_attn_implementation(t.attn_implementation)
-    if t.recomputation is True or (t.recomputation == "auto" and on_gpu):
+    if recomputes(recipe, model.config, accelerator.device):
         model.gradient_checkpointing_enable({"use_reentrant": False})
     if t.compile is True or (t.compile == "auto" and on_gpu):
         for layer in model.model.layers:

@@ -8,6 +8,7 @@ import ctypes
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from types import FrameType
 
@@ -24,6 +25,7 @@ class StopRequest:
     def __init__(self, run_dir: Path) -> None:
         self.stop_file = run_dir / "STOP"
         self.reason: str | None = None
+        self._first_signal = 0.0
 
     def install(self) -> None:
         """Handle the signals from here on, and outlive no launcher."""
@@ -38,10 +40,13 @@ class StopRequest:
         return self.reason is not None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        # A second Ctrl-C means that the user does not want to wait for the update.
-        if self.reason is not None and number == signal.SIGINT:
+        now = time.monotonic()
+        if self.reason is None:
+            self.reason, self._first_signal = f"received {signal.Signals(number).name}", now
+        # A Ctrl-C reaches the worker twice at once, from the terminal and from the launcher; one
+        # that comes later means that the user does not want to wait for the update.
+        elif number == signal.SIGINT and now - self._first_signal > 2:
             raise KeyboardInterrupt
-        self.reason = f"received {signal.Signals(number).name}"
 
 
 def die_with_parent() -> None:
