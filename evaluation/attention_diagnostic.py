@@ -212,17 +212,19 @@ def _by_band(
 
 
 def diagnosis_table(found: Sequence[Diagnosis]) -> Table:
-    """One row a band, one column an arm: `weight (nats)`."""
+    """One row a band, one column an arm: `weight (nats; targets)`."""
     labels = grouping_labels(BY_BAND, found[0].chunk_length)[2:]
     rows = []
     for name, label in zip(BAND_NAMES, labels, strict=True):
         cells = [
-            f"{one.weight[name]:.3f} ({one.nats[name]:.3f})" if one.num_targets[name] else MISSING
+            f"{one.weight[name]:.3f} ({one.nats[name]:.3f}; {one.num_targets[name]:,})"
+            if one.num_targets[name]
+            else MISSING
             for one in found
         ]
-        rows.append((label, f"{found[0].num_targets[name]:,}", *cells))
-    columns = ("copies", "number", *(one.label for one in found))
-    title = "Largest weight on the induction key (mean nats of the same targets)"
+        rows.append((label, *cells))
+    columns = ("copies", *(one.label for one in found))
+    title = "Largest weight on the induction key (mean nats and number of the same targets)"
     return Table("attention", title, columns, tuple(rows))
 
 

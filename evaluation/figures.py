@@ -152,7 +152,7 @@ def write_curves(study: Study, title: str, path: Path) -> list[Path]:
     Returns:
         The PNG and SVG, or nothing where no run has metrics.jsonl.
     """
-    curves = {key: study.metrics(*key) for key in study.arms}
+    curves = {key: study.metrics(*key) for key in study.trained_arms}
     if not any(curves.values()):
         return []
     figure = Figure(figsize=(12, 4.8), layout="constrained")

@@ -135,7 +135,7 @@ def table_3(study: Study) -> Table:
     """Measured cost, from results files."""
     published = {row["arm"]: row for row in paper_rows(3)}
     keys = [(arm, 44) for arm in published]
-    keys += [key for key in study.arms if key not in keys and study.results(*key)]
+    keys += [key for key in study.trained_arms if key not in keys and study.results(*key)]
     rows = []
     for arm, seed in keys:
         row, results = published.get(arm, {}), study.results(arm, seed)

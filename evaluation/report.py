@@ -103,8 +103,9 @@ def build_report(
         key = (header.data_sha256, header.set_name, header.format)
         grouped.setdefault(key, []).append(source)
     names = _group_names(list(grouped))
+    headline_first = sorted(grouped, key=lambda key: key[2] != "training")
     groups = tuple(
-        _build_group(names[key], members, num_resamples, seed) for key, members in grouped.items()
+        _build_group(names[key], grouped[key], num_resamples, seed) for key in headline_first
     )
     bootstrap = {"num_resamples": num_resamples, "seed": seed}
     files = _write_files(groups, make_studies(sources, bootstrap), Path(out), exclude)
@@ -220,7 +221,7 @@ def _write_gains(
     files = []
     for run in dict.fromkeys(path for path in paths if path.is_dir()):
         mine = [by_hash[source.records.sha256] for source in sources if source.run == run]
-        content = {result.records.header.file_stem: _summary(result, bootstrap) for result in mine}
+        content = {_gains_key(result): _summary(result, bootstrap) for result in mine}
         file = run / "gains.json"
         temporary = run / ".tmp_gains.json"
         text = json.dumps({"bootstrap": bootstrap, "sets": content}, indent=2, allow_nan=False)
@@ -228,6 +229,12 @@ def _write_gains(
         temporary.replace(file)
         files.append(file)
     return files
+
+
+def _gains_key(result: ArmResult) -> str:
+    """`SET.FORMAT`, and `SET.FORMAT.mixture` for the output mixture of the same run."""
+    header = result.records.header
+    return header.file_stem + (".mixture" if header.arm.endswith("_mixture") else "")
 
 
 def _summary(result: ArmResult, bootstrap: dict[str, int]) -> dict[str, Any]:

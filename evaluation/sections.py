@@ -54,7 +54,7 @@ def text_sections(study: Study, exclude: Collection[str] = ()) -> list[Section]:
 def step0_loss(study: Study) -> Section:
     """The 2K and 8K loaders give equal targets: equal loss before the first update (3.2)."""
     rows = []
-    for arm, seed in study.arms:
+    for arm, seed in study.trained_arms:
         results, recipe = study.results(arm, seed), study.recipe(arm, seed)
         if "step0_loss" in results:
             length = recipe.get("model", {}).get("max_position_embeddings", MISSING)
@@ -199,7 +199,7 @@ def step_times(study: Study) -> Section:
     """Losses and update times of the runs (learning curves are in the figure)."""
     title = "Learning curves and step times"
     rows = []
-    for arm, seed in study.arms:
+    for arm, seed in study.trained_arms:
         entries = study.metrics(arm, seed)
         seconds = [e["update_seconds"] for e in entries[11:] if "update_seconds" in e]
         if seconds:
@@ -218,7 +218,9 @@ def overlap_exclusions(study: Study, exclude: Collection[str]) -> Section:
     """Gains without the documents that share an opening with a training document (3.2, 4.10)."""
     title = "Overlap exclusions (Sections 3.2 and 4.10)"
     if not exclude:
-        return Section(title, "No list of documents was given (--exclude or --chunk_set).")
+        return Section(
+            title, "No document was listed (--exclude FILE, or --chunk_set with overlaps)."
+        )
     rows = []
     for found in all_pairs(study):
         listed = set(exclude) & set(found.arm.header.document_ids)

@@ -27,6 +27,11 @@ class Source:
     records: Records
     run: Path | None
 
+    @property
+    def is_mixture(self) -> bool:
+        """Whether the records are of `evaluation.mixture`, which trained nothing."""
+        return self.path.parent.name == "mixture"
+
 
 def read_sources(paths: Sequence[Path]) -> list[Source]:
     """Read the records of run folders (their mixtures too) and records files.
@@ -140,6 +145,13 @@ class Study:
     def arms(self) -> list[tuple[str, int]]:
         """Every arm and seed, in the order they were given."""
         return list(dict.fromkeys((key[0], key[1]) for key in self._by_key))
+
+    @cached_property
+    def trained_arms(self) -> list[tuple[str, int]]:
+        """`arms` without the output mixtures."""
+        headers = [source.records.header for source in self.sources if not source.is_mixture]
+        trained = {(header.arm, header.seed) for header in headers}
+        return [key for key in self.arms if key in trained]
 
     @cached_property
     def pairs(self) -> list[tuple[str, str, int]]:

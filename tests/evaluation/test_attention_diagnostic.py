@@ -85,5 +85,5 @@ def test_the_command(make_run, chunk_set, tmp_path, capsys) -> None:
     assert "opened by `confirm` alone" in capsys.readouterr().err
     assert main([*command, "dev", "--num_documents", "0"]) == 2
     table = diagnosis_table([diagnose(runs[0], chunk_set, "dev")])
-    assert table.rows[-1][2] == "—"
+    assert table.rows[-1][1] == "—"
     assert ROW_LENGTH < CHUNK_LENGTH

@@ -111,8 +111,10 @@ def test_the_command_and_the_report(make_run, chunk_set, tmp_path, capsys) -> No
         math.log(2) * plain.sums.num_bytes.sum()
     )
     assert row.startswith(f'b_mixture over b s44,dev,"{gain:+.4f} [')
-    with pytest.raises(SystemExit):
-        main([])
+    gains = json.loads((base / "gains.json").read_text())["sets"]
+    assert gains["dev.training"]["baseline"] is None
+    assert gains["dev.training.mixture"]["baseline"] == "b"
+    assert gains["dev.training.mixture"]["gain"] == pytest.approx(gain, abs=1e-12)
     assert main([str(table), *command[1:]]) == 2
     assert "b_table has one already" in capsys.readouterr().err
     assert main([str(base), *command[1:4], "confirm", "--sets", "dev"]) == 2

@@ -219,6 +219,7 @@ def test_sections_find_their_arms(tmp_path: Path) -> None:
     assert "heads over b s44" in read_table(out, "text.temperature.gain")
     formats = (out / "text.formats.gain.csv").read_text()
     assert "stride8-chunk" in formats
+    assert text.index("## dev_val, training format") < text.index("## dev_val, stride8-chunk")
     assert "b_table s44 < b s44" in (out / "text.formats.ranking.csv").read_text()
     versus = read_table(out, "text.width.versus")["w over b_table s44"]
     wider = contrast(improved(BASE, 0.3, arm="w"), arm("b_table"), 20).gain
