@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import yaml
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging
 
 from data_scripts.rows import TableOptions
 from evaluation.class_bpb.statistics import MAX_ORDER
@@ -114,6 +115,7 @@ def load_model(checkpoint: Checkpoint, device: torch.device) -> torch.nn.Module:
     transformers' own classes.
     """
     model_type = json.loads((checkpoint.folder / "config.json").read_text()).get("model_type")
+    logging.disable_progress_bar()  # ours counts targets, transformers' would count tensors
     loader: Any = DocTabForCausalLM if model_type == "doctab" else AutoModelForCausalLM
     model: torch.nn.Module = loader.from_pretrained(checkpoint.folder, dtype=torch.float32)
     return model.to(device).eval()

@@ -37,7 +37,7 @@ class RecordsHeader:
         seed: of the training run.
         baseline: the arm it is compared with, or None.
         set_name: the evaluation split.
-        format: `training`, or `strideN-REACH`; whether the table was ablated stands apart.
+        format: `training`, `packed` or `strideN-REACH`; ablation stands apart.
         ablated: whether the model was given "no match" at every position.
         reach: span of the table's lookup, `chunk` or `window`.
         has_table: whether the model has a document table. The table cells of an arm without one are
