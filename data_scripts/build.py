@@ -22,8 +22,9 @@ from pathlib import Path
 from data_scripts.assemble import build_chunk_set
 from data_scripts.command_line import normalise_flags, run
 from data_scripts.describe import summary
-from data_scripts.downloads import HubShard, Prefetch, remove_downloads
+from data_scripts.downloads import HubShard
 from data_scripts.plans import plan_climbmix, plan_files, plan_mixed, plan_packed, plan_stdlib
+from data_scripts.prefetch import Prefetch, remove_downloads
 from data_scripts.sources import TextShard
 from data_scripts.staging import fresh_folder
 from data_scripts.tokenizer import BytePairTokenizer, open_tokenizer, train_tokenizer

@@ -24,7 +24,8 @@ import numpy as np
 
 from data_scripts.chunk_set import DTYPES, dtype_name
 from data_scripts.chunking import DocumentRules, tokenise_documents
-from data_scripts.downloads import HubShard, Prefetch
+from data_scripts.downloads import HubShard
+from data_scripts.prefetch import Prefetch
 from data_scripts.sources import TextShard
 from data_scripts.tokenizer import BytePairTokenizer
 

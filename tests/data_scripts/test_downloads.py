@@ -10,7 +10,8 @@ import time
 import pytest
 
 from data_scripts import downloads
-from data_scripts.downloads import HubShard, Prefetch, Retries, find_shards
+from data_scripts.downloads import HubShard, Retries, find_shards
+from data_scripts.prefetch import Prefetch
 from tests.hub_server import Fault
 
 REPO = "karpathy/shards"
