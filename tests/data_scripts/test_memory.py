@@ -25,18 +25,14 @@ print(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1])
 
 def peak_kib(shards: list[Path], tokenizer: Path, out: Path) -> int:
     """The peak resident memory of a build in a process of its own."""
-    pattern = shards[0] if len(shards) == 1 else shards[0].parent / "shard_*.parquet"
-    arguments = [
-        "parquet",
-        "--out",
-        str(out),
-        "--tokenizer",
-        str(tokenizer),
-        "--chunk_length",
-        "512",
-    ]
+    folder = out.with_name(out.name + "_shards")
+    folder.mkdir()
+    for path in shards:
+        (folder / path.name).symlink_to(path)
+    arguments = ["--out", str(out), "--tokenizer", str(tokenizer), "--chunk_length", "512"]
+    split = f"train={folder}/*.parquet"
     done = subprocess.run(
-        [sys.executable, "-c", MEASURE, *arguments, "--split", f"train={pattern}"],
+        [sys.executable, "-c", MEASURE, "parquet", *arguments, "--split", split],
         capture_output=True,
         text=True,
         check=True,
@@ -57,13 +53,12 @@ def test_peak_memory_is_flat_from_1_to_20_shards(tmp_path):
         starts = generator.integers(0, len(base) - 60_000, len(lengths))
         texts = [f"{i} {s} {base[s : s + n]}" for s, n in zip(starts, lengths, strict=True)]
         shards.append(write_shard(tmp_path / f"shard_{i:05d}.parquet", texts))
-    one = peak_kib(shards[:1], tokenizer, tmp_path / "one")
-    twenty = peak_kib(shards, tokenizer, tmp_path / "twenty")
-    stored = sum(path.stat().st_size for path in (tmp_path / "twenty").rglob("*.bin")) // 1024
+    peaks = {n: peak_kib(shards[:n], tokenizer, tmp_path / f"set_{n}") for n in (1, 2, 20)}
+    stored = sum(path.stat().st_size for path in (tmp_path / "set_20").rglob("*.bin")) // 1024
+    num_chunks = {n: len(ChunkSet.open(tmp_path / f"set_{n}").train_chunks()) for n in peaks}
     assert stored > 35_000
-    assert len(ChunkSet.open(tmp_path / "twenty").train_chunks()) > 15 * len(
-        ChunkSet.open(tmp_path / "one").train_chunks()
-    )
-    print(f"peak memory {one:,} KiB on one shard, {twenty:,} on twenty; {stored:,} stored")
-    # Lists of documents may grow, text and tokens may not: a fifth of what is stored.
-    assert twenty - one < stored / 5
+    assert num_chunks[20] > 15 * num_chunks[1]
+    # The second shard adds some 7%, as the allocator keeps what the first has freed; then 203 MB
+    # were seen for 2, 5, 10, 20 and 40 shards. What is stored would add 73 MB, were it kept.
+    assert peaks[20] < 1.15 * peaks[1]
+    assert peaks[20] - peaks[2] < stored / 8
