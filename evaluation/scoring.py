@@ -38,8 +38,7 @@ from evaluation.reach import batch_violations
 from evaluation.records import RecordsHeader
 from evaluation.scores import COLUMNS, Scores, has_reach
 
-# On a CPU the logits of more tokens than this fall out of the cache.
-_BATCH_SIZE_TOKENS = {"cpu": 2048, "cuda": 32768}
+_BATCH_SIZE_TOKENS = {"cpu": 8192, "cuda": 32768}
 
 
 def make_accelerator() -> Accelerator:
@@ -118,7 +117,7 @@ def score_targets(
     )
     if len(units):
         model = load_model(checkpoint, accelerator.device)
-        size = batch_size_tokens or _BATCH_SIZE_TOKENS.get(accelerator.device.type, 2048)
+        size = batch_size_tokens or _BATCH_SIZE_TOKENS.get(accelerator.device.type, 8192)
         batches = iter_rows(targets, form, plan, size, units, partial.done.copy())
         with _progress(accelerator, header, score_units(targets, form, plan)[units]) as progress:
             for batch in batches:
