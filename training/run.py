@@ -22,6 +22,7 @@ from training.setup import (
     find_start,
     make_accelerator,
     model_config,
+    note_done,
     open_chunk_set,
     prepare_model,
     restore,
@@ -144,6 +145,7 @@ def prepare_run(recipe: Recipe, resume: bool, overwrite: bool) -> Run | None:
     chunk_set = open_chunk_set(recipe, config)
     start = find_start(recipe, chunk_set, resume, overwrite)
     if start == "done":
+        note_done(recipe)
         return None
     accelerator = make_accelerator(recipe)
     plan = batch_plan(recipe, accelerator.num_processes)

@@ -93,6 +93,13 @@ def find_start(
     return found
 
 
+def note_done(recipe: Recipe) -> None:
+    """Make status.json say so, which a kill between the last two files would have prevented."""
+    if int(os.environ.get("RANK", "0")) == 0:
+        done = {"state": "done", "update": recipe.training.num_updates, "message": ""}
+        checkpoint.write_json(recipe.run_dir / "status.json", done)
+
+
 def _changed_keys(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
     ignored = {"output_dir", "description", "data.chunk_set", "optimizer.shard_iterations"}
     ignored |= {f"training.{key}" for key in EXECUTION_KEYS}
