@@ -260,6 +260,22 @@ def test_two_chunk_sets_are_two_studies(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "ffffffff" / "table_1.csv").is_file()
 
 
+def test_exclusions_from_a_chunk_set(tmp_path: Path, own_set) -> None:
+    files = []
+    for one in (BASE, arm("b_table")):
+        files.append(tmp_path / f"{one.header.arm}.parquet")
+        write_records(one, files[-1])
+    command = [*map(str, files), "--out", str(tmp_path / "out"), "--num_resamples", "5", "--quiet"]
+    command += ["--chunk-set", str(own_set.path)]
+    assert main(command) == 0
+    assert "No document was listed" in (tmp_path / "out" / "report.md").read_text()
+    manifest = json.loads((own_set.path / "manifest.json").read_text())
+    manifest["splits"]["dev"]["overlaps"] = [{"document": "three", "split": "train", "equals": "x"}]
+    (own_set.path / "manifest.json").write_text(json.dumps(manifest))
+    assert main(command) == 0
+    assert read_table(tmp_path / "out", "text.overlaps")["b_table over b s44"]["left out"] == "1"
+
+
 def test_exclusions_from_a_file(tmp_path: Path, capsys) -> None:
     files = []
     for one in (BASE, arm("b_table")):
