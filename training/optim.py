@@ -17,6 +17,9 @@ from modeling_doctab.naive import POLAR_EXPRESS
 from training import schedules
 from training.config import OptimizerConfig
 
+# The iterations start from g / (NORM_SAFETY ||g|| + NORM_EPS): singular values just below 1.
+NORM_SAFETY, NORM_EPS = 1.02, 1e-6
+
 
 def parameter_groups(model: nn.Module) -> dict[str, list[str]]:
     """Sort every parameter's name into exactly one group.
@@ -63,7 +66,7 @@ def parameter_groups(model: nn.Module) -> dict[str, list[str]]:
 def orthogonalize(matrices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Five Polar Express iterations on a stack of matrices [n, rows, columns], in `dtype`."""
     norm = torch.linalg.matrix_norm(matrices, keepdim=True)
-    x = (matrices / (norm * 1.02 + 1e-6)).to(dtype)
+    x = (matrices / (norm * NORM_SAFETY + NORM_EPS)).to(dtype)
     tall = x.shape[-2] > x.shape[-1]
     for a, b, c in POLAR_EXPRESS:
         gram = x.mT @ x if tall else x @ x.mT
