@@ -10,8 +10,8 @@ import torch
 from torch.nn import functional as F
 
 IGNORE_INDEX = -100
-# Logits held at once, in elements: 64M fp32 elements are 256 MiB.
-MAX_LOGITS = 1 << 26
+# Logits held at once, in elements: 2,048 tokens of a vocabulary of 8,192, 64 MiB in float32.
+MAX_LOGITS = 1 << 24
 
 
 def linear_cross_entropy_sum(
@@ -79,21 +79,23 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=torch.float32)
         for i in range(0, h.shape[0], size):
             part, target = h[i : i + size], targets[i : i + size]
+            # One buffer of logits becomes tanh, logits and gradient in turn; one more for the slope.
             logits = F.linear(part, w).float()
             slope = None
             if softcap is not None:
-                tanh = torch.tanh(logits / softcap)
-                logits, slope = softcap * tanh, 1 - tanh * tanh
+                logits = logits.div_(softcap).tanh_()
+                slope = torch.addcmul(logits.new_ones(()), logits, logits, value=-1.0)
+                logits = logits.mul_(softcap)
             counted = target != IGNORE_INDEX
             index = torch.where(counted, target, 0).unsqueeze(1)
             log_z = torch.logsumexp(logits, 1, keepdim=True)
             nats = (log_z - logits.gather(1, index)).squeeze(1)
             total = total + torch.where(counted, nats, 0.0).sum()
-            grad = torch.exp(logits - log_z)
+            grad = logits.sub_(log_z).exp_()
             grad.scatter_add_(1, index, grad.new_full((1, 1), -1.0).expand_as(index))
             if slope is not None:
-                grad = grad * slope
-            grad = (grad * counted.unsqueeze(1)).to(h.dtype)
+                grad = grad.mul_(slope)
+            grad = grad.mul_(counted.unsqueeze(1)).to(h.dtype)
             grad_hidden[i : i + size] = grad @ w
             grad_weight += grad.T @ part
         ctx.save_for_backward(grad_hidden.to(hidden.dtype), grad_weight.to(weight.dtype))
