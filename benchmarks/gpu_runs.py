@@ -16,7 +16,6 @@ from benchmarks.gpu_context import Context, Skip
 from data_scripts.chunk_set import ChunkSet
 from data_scripts.rows import TableOptions
 from modeling_doctab import DocTabConfig, DocTabForCausalLM
-from modeling_doctab.loss_doctab import token_nats
 from training.batches import BatchLoader, BatchPlan, RowMaker
 from training.config import OptimizerConfig
 from training.optim import RecipeOptimizer
@@ -144,13 +143,5 @@ def _score(
         with torch.autocast(
             context.device.type, torch.bfloat16, enabled=context.device.type == "cuda"
         ):
-            hidden = model.model(**batch, use_cache=False).last_hidden_state
-            parts.append(
-                token_nats(
-                    hidden.flatten(0, 1),
-                    model.lm_head.weight,
-                    targets.flatten(),
-                    config.final_logit_softcapping,
-                )
-            )
+            parts.append(model.target_nats(targets=targets, **batch).flatten())
     return torch.stack(parts).cpu().numpy()

@@ -10,7 +10,7 @@ import contextlib
 import ctypes
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -164,17 +164,19 @@ def batch_nats(
     model: torch.nn.Module, batch: RowBatch, has_table: bool, device: torch.device
 ) -> npt.NDArray[np.float32]:
     """Losses of one batch: [rows, row_length] float32, 0 where a position scores no target."""
-    fields = {name: torch.from_numpy(array).to(device) for name, array in batch.table.items()}
+    inputs = {name: torch.from_numpy(array).to(device) for name, array in batch.table.items()}
+    inputs = inputs if has_table else {}
+    inputs["input_ids"] = torch.from_numpy(batch.input_ids).to(device)
+    labels = torch.from_numpy(batch.shift_labels).to(device)
     with torch.inference_mode():
-        output = model(
-            input_ids=torch.from_numpy(batch.input_ids).to(device),
-            use_cache=False,
-            **(fields if has_table else {}),
-        )
-        labels = torch.from_numpy(batch.shift_labels).to(device)
-        losses = functional.cross_entropy(
-            output.logits.float().flatten(0, 1), labels.flatten(), reduction="none"
-        )
+        target_nats: Callable[..., torch.Tensor] | None = getattr(model, "target_nats", None)
+        if target_nats is not None:
+            losses = target_nats(targets=labels, **inputs)
+        else:
+            logits = model(**inputs, use_cache=False).logits.float()
+            losses = functional.cross_entropy(
+                logits.flatten(0, 1), labels.flatten(), reduction="none"
+            )
     nats: npt.NDArray[np.float32] = losses.view(labels.shape).cpu().numpy()
     return nats
 

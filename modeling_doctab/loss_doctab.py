@@ -38,20 +38,22 @@ def token_nats(
 ) -> torch.Tensor:
     """Each target's negative log-likelihood in nats, [tokens] float32 (0 where ignored).
 
-    The arguments are those of `linear_cross_entropy_sum`. Logits are formed chunk by chunk; where
-    gradients are recorded, autograd keeps them all.
+    The arguments are those of `linear_cross_entropy_sum`. No gradients are recorded: logits are
+    formed and spent chunk by chunk, in one buffer.
     """
     size = _chunk_size(weight)
-    parts = [
-        F.cross_entropy(
-            softcapped_logits(hidden[i : i + size], weight, softcap),
-            targets[i : i + size],
-            ignore_index=IGNORE_INDEX,
-            reduction="none",
-        )
-        for i in range(0, hidden.shape[0], size)
-    ]
-    return torch.cat(parts) if parts else hidden.new_zeros(0, dtype=torch.float32)
+    nats = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
+    with torch.no_grad():
+        for i in range(0, hidden.shape[0], size):
+            logits = F.linear(hidden[i : i + size], weight).float()
+            if softcap is not None:
+                logits = logits.div_(softcap).tanh_().mul_(softcap)
+            target = targets[i : i + size]
+            counted = target != IGNORE_INDEX
+            index = torch.where(counted, target, 0).unsqueeze(1)
+            own = logits.gather(1, index).squeeze(1)
+            nats[i : i + size] = torch.where(counted, torch.logsumexp(logits, 1) - own, 0.0)
+    return nats
 
 
 def softcapped_logits(
@@ -79,7 +81,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=torch.float32)
         for i in range(0, h.shape[0], size):
             part, target = h[i : i + size], targets[i : i + size]
-            # One buffer of logits becomes tanh, logits and gradient in turn; one more for the slope.
+            # One buffer becomes tanh, logits and gradient in turn; the slope needs another.
             logits = F.linear(part, w).float()
             slope = None
             if softcap is not None:

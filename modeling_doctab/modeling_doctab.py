@@ -35,7 +35,12 @@ from .document_table import (
 )
 from .generation_doctab import DocTabGenerationMixin
 from .inputs_doctab import NO_RESIZE, check_ids, checked_fields, mark_padding, packed_documents
-from .loss_doctab import IGNORE_INDEX, linear_cross_entropy_sum, softcapped_logits
+from .loss_doctab import (
+    IGNORE_INDEX,
+    linear_cross_entropy_sum,
+    softcapped_logits,
+    token_nats,
+)
 from .rotary_doctab import DocTabRotaryEmbedding, rotate
 
 # transformers 5.24 renamed `past_key_values` to `cache` everywhere.
@@ -520,6 +525,24 @@ class DocTabForCausalLM(DocTabPreTrainedModel, DocTabGenerationMixin):
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
         """Not supported: E has four rows per token and the order of ids is fixed in all tables."""
         raise ValueError(NO_RESIZE)
+
+    def target_nats(
+        self, input_ids: torch.Tensor, targets: torch.Tensor, **fields: Any
+    ) -> torch.Tensor:
+        """Negative log-likelihood of every target in nats, [B, T] float32, for scoring.
+
+        Logits are never whole and no gradients are recorded.
+
+        Args:
+            input_ids: [B, T].
+            targets: [B, T] ids aligned with the inputs; -100 gives 0.
+            **fields: table fields and whatever else `DocTabModel.forward` takes.
+        """
+        with torch.no_grad():
+            hidden = self.model(input_ids, use_cache=False, **fields).last_hidden_state
+            cap = self.config.final_logit_softcapping
+            nats = token_nats(hidden.flatten(0, 1), self.lm_head.weight, targets.flatten(), cap)
+        return nats.view_as(targets)
 
     @can_return_tuple
     def forward(

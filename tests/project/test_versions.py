@@ -1,4 +1,4 @@
-"""The model's tests under the oldest transformers that is supported, in an environment of its own."""
+"""The model's tests under the oldest transformers that is supported."""
 
 import subprocess
 import sys
