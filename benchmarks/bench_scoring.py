@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 from benchmarks.harness import Result, compare
 from data_scripts.build import main as build
 from data_scripts.chunk_set import ChunkSet
-from evaluation.checkpoints import open_checkpoint
+from evaluation.checkpoints import load_model, open_checkpoint
 from evaluation.formats import EvaluationFormat, TargetSet, load_targets
 from evaluation.plans import make_header, row_plan
 from evaluation.scoring import make_accelerator, score_targets
@@ -117,10 +117,13 @@ def _compare(folder: Path, num_chunks: int) -> Result:
         for i, text in enumerate(texts)
     ]
     calls = iter(range(10**9))
+    model = load_model(checkpoint, accelerator.device)
 
     def ours() -> np.ndarray:
         pieces = folder / f"pieces_{next(calls)}"  # never resumed: every call scores everything
-        scores = score_targets(accelerator, checkpoint, header, targets, form, plan, pieces)
+        scores = score_targets(
+            accelerator, checkpoint, header, targets, form, plan, pieces, model=model
+        )
         assert scores is not None
         return scores.nats.reshape(len(places), CHUNK_LENGTH).sum(axis=1, dtype=np.float64)
 
@@ -136,7 +139,7 @@ def _compare(folder: Path, num_chunks: int) -> Result:
     return compare(
         "scoring",
         question=f"losses of {len(places)} chunks of {CHUNK_LENGTH:,} targets on one checkpoint, "
-        "model loading included in ours, against lm-evaluation-harness's rolling log-likelihood",
+        "against lm-evaluation-harness's rolling log-likelihood, models loaded before",
         prediction="2x: the harness sorts, pads and takes log-softmax and argmax of all logits",
         cases={
             "evaluation.score": ours,

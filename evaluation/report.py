@@ -304,8 +304,12 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="report scores whose table knew less than the row shows (Section 4.6)",
     )
-    parser.add_argument(
+    printed = parser.add_mutually_exclusive_group()
+    printed.add_argument(
         "--quiet", action="store_true", help="print only where the files were written"
+    )
+    printed.add_argument(
+        "--summary", action="store_true", help="print only the arms and their gain by target cell"
     )
     return parser
 
@@ -330,7 +334,9 @@ def _run(arguments: argparse.Namespace) -> None:
         _excluded(arguments),
         arguments.show_violations,
     )
-    if not arguments.quiet:
+    if arguments.summary:
+        print("\n\n".join(group.summary for group in report.groups))
+    elif not arguments.quiet:
         print(report.text)
     print(f"Written: {len(report.files)} files; start at {Path(arguments.out) / 'report.md'}")
 

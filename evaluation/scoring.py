@@ -87,6 +87,7 @@ def score_targets(
     plan: RowPlan,
     pieces: Path,
     batch_size_tokens: int | None = None,
+    model: torch.nn.Module | None = None,
 ) -> Scores | None:
     """Run a model over all rows of a target set and gather one loss a target.
 
@@ -99,6 +100,7 @@ def score_targets(
         plan: the arm's rows.
         pieces: folder for what is scored so far; taken up if it holds pieces of this header.
         batch_size_tokens: inputs in one forward pass; by default what suits the device.
+        model: the checkpoint's model if it is loaded already.
 
     Returns:
         The scores on the main process, None on the others; `pieces` is still there.
@@ -116,7 +118,7 @@ def score_targets(
         accelerator.num_processes,
     )
     if len(units):
-        model = load_model(checkpoint, accelerator.device)
+        model = model or load_model(checkpoint, accelerator.device)
         size = batch_size_tokens or _BATCH_SIZE_TOKENS.get(accelerator.device.type, 8192)
         batches = iter_rows(targets, form, plan, size, units, partial.done.copy())
         with _progress(accelerator, header, score_units(targets, form, plan)[units]) as progress:

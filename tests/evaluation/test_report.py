@@ -236,3 +236,16 @@ def test_help_reads_well(capsys) -> None:
         main(["--help"])
     assert stop.value.code == 0
     assert "95% document-bootstrap" in capsys.readouterr().out
+
+
+def test_summary_prints_the_arms_and_target_cells_alone(tmp_path: Path, capsys) -> None:
+    base = make_records(arm="b")
+    runs = [
+        write_run(tmp_path / "b", base),
+        write_run(tmp_path / "b_table", improved(base, 0.1, arm="b_table", baseline="b")),
+    ]
+    assert main([*map(str, runs), "--out", str(tmp_path / "out"), "--summary"]) == 0
+    printed = capsys.readouterr().out
+    assert "Bits per byte" in printed
+    assert "Gain by target cell" in printed
+    assert "Table 6" not in printed
