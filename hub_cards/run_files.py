@@ -26,14 +26,14 @@ class Sums:
         nats: [documents] summed losses.
         num_bytes: [documents] UTF-8 bytes.
         cell_targets: target cell -> targets in it.
-        table_targets: table cell -> targets in it.
+        cell_nats: target cell -> summed losses.
     """
 
     header: dict[str, Any]
     nats: np.ndarray
     num_bytes: np.ndarray
     cell_targets: dict[str, int]
-    table_targets: dict[str, int]
+    cell_nats: dict[str, float]
 
     @property
     def num_targets(self) -> int:
@@ -44,6 +44,10 @@ class Sums:
     def bits_per_byte(self) -> float:
         """Sums before the ratio."""
         return float(self.nats.sum() / math.log(2) / self.num_bytes.sum())
+
+    def cell_bits_per_byte(self, cell: str) -> float:
+        """What a target cell contributes; the cells sum to `bits_per_byte`."""
+        return float(self.cell_nats[cell] / math.log(2) / self.num_bytes.sum())
 
     def key(self) -> str:
         """`SET.FORMAT`, as gains.json names it."""
@@ -82,19 +86,21 @@ def read_sums(path: Path) -> Sums:
     names = json.loads(metadata[b"doctab_class_names"])
     document = table["document"].to_numpy()
     num_documents = len(header["document_ids"])
-    by_class = np.bincount(table["class"].to_numpy(), table["targets"].to_numpy(), len(names))
-    cells: dict[str, int] = {}
-    states: dict[str, int] = {}
-    for name, count in zip(names, by_class, strict=True):
-        cell, state = name.split(".")
-        cells[cell] = cells.get(cell, 0) + int(count)
-        states[state] = states.get(state, 0) + int(count)
+    classes = table["class"].to_numpy()
+    targets = np.bincount(classes, table["targets"].to_numpy(), len(names))
+    nats = np.bincount(classes, table["nats"].to_numpy(), len(names))
+    cell_targets: dict[str, int] = {}
+    cell_nats: dict[str, float] = {}
+    for name, count, loss in zip(names, targets, nats, strict=True):
+        cell = name.split(".")[0]
+        cell_targets[cell] = cell_targets.get(cell, 0) + int(count)
+        cell_nats[cell] = cell_nats.get(cell, 0.0) + float(loss)
     return Sums(
         header=header,
         nats=np.bincount(document, table["nats"].to_numpy(), num_documents),
         num_bytes=np.bincount(document, table["bytes"].to_numpy(), num_documents),
-        cell_targets=cells,
-        table_targets=states,
+        cell_targets=cell_targets,
+        cell_nats=cell_nats,
     )
 
 

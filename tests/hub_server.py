@@ -40,6 +40,7 @@ class Fault:
         cut_after: send this many bytes of the body, then cut the connection.
         truncate_to: send this many bytes as if they were the whole file.
         corrupt: flip a bit of the body; length and headers stay.
+        drop: close the connection without an answer, and without doing what was asked.
         times: how many requests it hits; None: all.
         headers: of the answer with `status`, for example {"Retry-After": "0"}.
         error_code: of the answer with `status`: the X-Error-Code header.
@@ -51,6 +52,7 @@ class Fault:
     cut_after: int | None = None
     truncate_to: int | None = None
     corrupt: bool = False
+    drop: bool = False
     times: int | None = 1
     headers: dict[str, str] = field(default_factory=dict)
     error_code: str | None = None
@@ -167,6 +169,9 @@ class _Handler(Answers, BaseHTTPRequestHandler):
         byte_range = self.headers.get("Range")
         request = f"{self.command} {parts.path}" + (f" Range: {byte_range}" if byte_range else "")
         self.fault = self.hub.fault_for(request)
+        if self.fault is not None and self.fault.drop:
+            self.close_connection = True
+            return
         try:
             if self.fault is not None and self.fault.status is not None:
                 raise Refusal(self.fault.status, "a fault of the test", self.fault.error_code)

@@ -1,52 +1,16 @@
 """The model card: every number from a file, and refusals before anything is written."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import yaml
+from huggingface_hub import ModelCard
 
-from data_scripts.chunk_set import ChunkSet
-from evaluation.report import build_report
-from evaluation.score import score_runs
-from hub_cards.cards import main, model_card
-from training.train import train
-
-
-@pytest.fixture(scope="module")
-def scored_runs(request, tmp_path_factory, chunk_set):
-    """A base arm and its table arm, trained for a moment, scored and reported."""
-    from training.config import build_recipe
-
-    folder = tmp_path_factory.mktemp("runs")
-    runs = []
-    for name, table in (("b", False), ("b_table", True)):
-        plain = {
-            "name": name,
-            "baseline": "b" if table else None,
-            "output_dir": str(folder / name),
-            "model": {
-                "vocab_size": 300,
-                "hidden_size": 32,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 2,
-                "head_dim": 16,
-                "max_position_embeddings": 32,
-                "document_table": table,
-            },
-            "data": {"chunk_set": str(chunk_set), "chunk_length": 64},
-            "training": {
-                "num_updates": 4,
-                "tokens_per_update": 256,
-                "tokens_per_micro_batch": 256,
-                "num_threads": 1,
-            },
-        }
-        recipe = build_recipe(plain, name)
-        assert train(recipe) == 0
-        runs.append(recipe.run_dir)
-    score_runs(runs, ChunkSet.open(chunk_set), ["dev_val"])
-    build_report(runs, folder / "report", num_resamples=200)
-    return runs
+from hub_cards import rendering
+from hub_cards.cards import check_rendered, main, model_card
+from hub_cards.run_files import read_all_sums
 
 
 def test_numbers_come_from_the_files(scored_runs):
@@ -60,10 +24,13 @@ def test_numbers_come_from_the_files(scored_runs):
         f"{gains['bits_per_byte']:.5f}",
         f"{gains['gain']:+.4f}",
         f"{gains['gain_interval'][0]:+.4f}",
+        f"{gains['gain_by']['target_cell']['order_1']:+.4f}",
+        f"{results['flops_per_token'] * results['tokens']:.3e}",
         results["target_sha256"],
         results["final_sha256"],
         'folder = "someone/b-table"',
-        "copy up to 4 tokens back",
+        "copy up to 4 tokens back, visible",
+        "which saw the same targets",
     ):
         assert shown in text
     assert card.data.license == "apache-2.0"
@@ -71,24 +38,149 @@ def test_numbers_come_from_the_files(scored_runs):
     assert values["bits_per_byte"] == round(gains["bits_per_byte"], 5)
 
 
+def test_the_card_has_every_section_of_a_model_that_explains_itself(scored_runs):
+    titles = [title for title, _ in rendering.sections(str(model_card(scored_runs[1])))]
+    assert titles == [
+        "b_table",
+        "Load and generate",
+        "Results",
+        "Gain over b",
+        "Gain by target cell",
+        "Evaluation format",
+        "Training",
+        "Limits",
+        "Reproduce",
+        "Licence",
+        "Citation",
+    ]
+
+
+def test_limits_are_those_that_apply(scored_runs):
+    base, table = (str(model_card(run)) for run in scored_runs)
+    named = [re.findall(r"^- \*\*(.+?)\.\*\*", text, re.M) for text in (base, table)]
+    common = ["Scale", "Seeds", "Confirmation", "Evaluation format", "Comparators"]
+    assert named == [common, [*common, "Regime", "Reach", "Mechanism", "Inference"]]
+    assert "No confirmation set was scored" in table
+
+
+def test_the_template_holds_no_numbers_of_its_own():
+    text = (Path(rendering.__file__).parent / "model_card.md.jinja").read_text()
+    text = re.sub(r"\{[{%].*?[%}]\}", "", text, flags=re.S)
+    known = r"95% interval|RWKV-8|Section 4\.6|Apache-2\.0|sha256|max_new_tokens=40|\)\[0\]"
+    assert re.findall(r"\d+", re.sub(known, "", text)) == []
+
+
 def test_a_base_arm_has_a_card_without_gains(scored_runs):
     text = str(model_card(scored_runs[0]))
     assert "Gain over" not in text
     assert "| document table | none |" in text
+    assert "table    |" not in text
 
 
-def test_command_writes_card_and_recipe_beside_the_model(scored_runs, capsys):
-    base, table = scored_runs
-    assert main([str(table), "--baseline", str(base)]) == 0
+def test_figures_are_drawn_and_the_same_numbers_make_the_same_file(scored_runs, tmp_path):
+    texts = [str(model_card(scored_runs[1], figures=tmp_path / n)) for n in ("one", "two")]
+    assert texts[0] == texts[1]
+    shown = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", texts[0])
+    assert shown == ["figures/gain_by_target_cell.png", "figures/learning_curve.png"]
+    for name in shown:
+        content = (tmp_path / "one" / name).read_bytes()
+        assert content.startswith(b"\x89PNG")
+        assert content == (tmp_path / "two" / name).read_bytes()
+
+
+def test_command_writes_card_and_recipe_beside_the_model(runs, capsys):
+    base, table = runs
+    assert main([str(table), "--baseline", str(base), "--repo-id", "me/x"]) == 0
     assert (table / "final" / "README.md").read_text().startswith("---\n")
-    assert yaml.safe_load((table / "final" / "recipe.yaml").read_text())["name"] == "b_table"
+    recipe = yaml.safe_load((table / "final" / "recipe.yaml").read_text())
+    assert recipe["name"] == "b_table"
+    assert "output_dir" not in recipe
+    assert "chunk_set" not in recipe["data"]
 
 
-def test_refusals(scored_runs, tmp_path, capsys):
-    table = scored_runs[1]
+def test_refusals(runs, tmp_path, capsys):
+    table = runs[1]
     assert main([str(tmp_path)]) == 2
     assert "results.json, which does not exist" in capsys.readouterr().err
     assert main([str(table), "--license", "mine"]) == 2
     assert "license must be one of" in capsys.readouterr().err
+    assert main([str(table), "--license", "other"]) == 2
+    assert "Add --license_name" in capsys.readouterr().err
     assert main([str(table), "--baseline", str(table)]) == 2
     assert "other records" in capsys.readouterr().err
+    assert not (table / "final" / "README.md").exists()
+
+
+def _edit(path, change):
+    found = json.loads(path.read_text())
+    change(found)
+    path.write_text(json.dumps(found))
+
+
+def test_a_baseline_of_other_targets_is_refused(runs):
+    base, table = runs
+    _edit(base / "results.json", lambda r: r.update(target_sha256="0" * 64))
+    with pytest.raises(ValueError, match="baseline must have seen this run's targets"):
+        model_card(table, base)
+
+
+def test_gains_that_the_records_do_not_give_are_refused(runs):
+    table = runs[1]
+    key = "dev_val.training"
+    _edit(table / "gains.json", lambda g: g["sets"][key].update(bits_per_byte=1.0))
+    with pytest.raises(ValueError, match="must be the records'"):
+        model_card(table)
+    (table / "records" / f"{key}.parquet").unlink()
+    with pytest.raises(ValueError, match=r"needs records/dev_val.training.parquet"):
+        model_card(table)
+
+
+def test_a_field_that_a_file_lacks_is_an_error_that_names_it(runs):
+    with pytest.raises(ValueError, match="'repo_id' is undefined"):
+        rendering.render("model_card.md.jinja", {"metadata": "", "name": "", "summary": ""} | _FULL)
+    (runs[1] / "config.yaml").unlink()
+    with pytest.raises(ValueError, match=r"config.yaml, which does not exist"):
+        model_card(runs[1])
+
+
+_FULL = dict.fromkeys(
+    ["parameters", "flops_per_token", "row_length", "windows", "table", "drawing", "has_table"], "x"
+)
+
+
+def test_an_empty_section_is_refused():
+    rendering.check_sections("# a\ntext\n## b\n### c\ntext\n")
+    for body in ("", "![curve](curve.png)", "<!-- later -->", "```\n```", "| |\n| :-- |"):
+        with pytest.raises(ValueError, match="section 'b' must have content"):
+            rendering.check_sections(f"# a\ntext\n## b\n\n{body}\n## c\ntext\n")
+    rendering.check_sections("# a\ntext\n```\n# comment\n```\n")
+
+
+def test_a_wrong_number_on_a_rendered_card_is_found(scored_runs):
+    table = scored_runs[1]
+    gains = json.loads((table / "gains.json").read_text())
+    text, records = str(model_card(table)), read_all_sums(table)
+    values = gains["sets"]["dev_val.training"]
+    check_rendered(ModelCard(text), gains, records)
+    wrong = {
+        f"| {values['bits_per_byte']:.5f} |": "| 1.00000 |",
+        f"| {values['gain']:+.4f} |": "| +9.0000 |",
+        f"{values['gain_interval'][1]:+.4f}]": "+9.0000]",
+        f"| {values['num_targets']:,} |": "| 7 |",
+        f"value: {round(values['perplexity'], 5)}": "value: 1.5",
+    }
+    for shown, other in wrong.items():
+        assert shown in text, shown
+        with pytest.raises(ValueError, match="must"):
+            check_rendered(ModelCard(text.replace(shown, other)), gains, records)
+    without = re.sub(r"(?m)^\| dev_val \|.*\n", "", text)
+    with pytest.raises(ValueError, match="must show bits per byte on dev_val.training"):
+        check_rendered(ModelCard(without), gains, records)
+
+
+def test_licences_are_the_hubs():
+    assert len(rendering.LICENSES) > 75
+    for license in ("apache-2.0", "mit", "cc-by-4.0", "openrail++", "llama3.3", "unknown"):
+        rendering.check_license(license)
+    with pytest.raises(ValueError, match="Use apache-2.0"):
+        rendering.check_license("Apache-2")
