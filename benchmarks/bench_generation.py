@@ -1,6 +1,5 @@
 """What the table costs in generation, and what drafting from it saves, on the paper's B."""
 
-import copy
 from collections.abc import Callable, Iterator
 
 import torch
@@ -45,22 +44,22 @@ def table_cost(batch: int) -> Result:
 
 @torch.no_grad()
 def _decode(model: DocTabForCausalLM, prompt: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Decode from a cache that holds the prompt, which is computed once and cropped back."""
+    """Decode on from a cache that holds the prompt: each call continues where the last ended."""
     step = 512
     cache = None
     for start in range(0, prompt.shape[1] - 1, step):
         part = prompt[:, start : min(start + step, prompt.shape[1] - 1)]
-        out = model(
-            part, use_cache=True, logits_to_keep=1, **({CACHE_NAME: cache} if cache else {})
-        )
+        held = {} if cache is None else {CACHE_NAME: cache}
+        out = model(part, use_cache=True, logits_to_keep=1, **held)
         cache = getattr(out, CACHE_NAME)
+    token = prompt[:, -1:]
 
     @torch.no_grad()
     def decode() -> torch.Tensor:
-        working = copy.deepcopy(cache)
-        token, tokens = prompt[:, -1:], []
+        nonlocal token
+        tokens = []
         for _ in range(NEW):
-            logits = model(token, use_cache=True, **{CACHE_NAME: working}).logits[:, -1]
+            logits = model(token, use_cache=True, **{CACHE_NAME: cache}).logits[:, -1]
             token = logits.argmax(-1, keepdim=True)
             tokens.append(token)
         return torch.cat(tokens, 1)
