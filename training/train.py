@@ -48,7 +48,8 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         if int(os.environ.get("RANK", "0")) == 0:
             print(f"error: {error}", file=sys.stderr)
-            if len(recipes) == 1 and not arguments.dry_run:
+            # A launcher turns every exit code into 1: whoever started it reads status.json.
+            if len(recipes) == 1 and not arguments.dry_run and "WORLD_SIZE" in os.environ:
                 _note_bad_input(recipes[0].run_dir, error)
         return BAD_INPUT
 
@@ -181,7 +182,7 @@ def _is_due(done: int, every: int) -> bool:
 
 
 def _note_bad_input(run_dir: Path, error: ValueError) -> None:
-    """status.json for whoever started the launcher, unless it speaks of an earlier run."""
+    """Write status.json, unless it speaks of an earlier run."""
     status = run_dir / "status.json"
     if not status.exists():
         run_dir.mkdir(parents=True, exist_ok=True)
