@@ -16,6 +16,7 @@ from modeling_doctab.document_table import DocumentTable
 from modeling_doctab.loss_doctab import linear_cross_entropy_sum
 from training.config import OptimizerConfig
 from training.optim import RecipeOptimizer
+from training.setup import recompute_blocks
 
 FIELDS = ("table_order", "table_candidate", "table_distance")
 # (name, arm, recomputation, plain reference instead of ours), most wanted first.
@@ -127,7 +128,7 @@ def _our_step(
 ) -> Step:
     optimizer = RecipeOptimizer(model, OptimizerConfig(), 1000)
     if recompute:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        recompute_blocks(model)
     context.compile_blocks(model.model.layers)
     fields = {} if table is None else dict(zip(FIELDS, table, strict=True))
 

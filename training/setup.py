@@ -268,6 +268,12 @@ def recomputes(recipe: Recipe, config: DocTabConfig, device: torch.device) -> bo
     return need > 0.8 * torch.cuda.get_device_properties(device).total_memory
 
 
+def recompute_blocks(model: DocTabForCausalLM) -> None:
+    """Recompute each block in the backward pass (transformers 5.24 renamed the method)."""
+    enable = getattr(model, "activation_checkpointing_enable", None)
+    (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
+
+
 def prepare_model(
     model: DocTabForCausalLM, recipe: Recipe, accelerator: Accelerator
 ) -> torch.nn.Module:
@@ -277,7 +283,7 @@ def prepare_model(
     if t.attn_implementation is not None:
         model.set_attn_implementation(t.attn_implementation)
     if recomputes(recipe, model.config, accelerator.device):
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        recompute_blocks(model)
     if t.compile is True or (t.compile == "auto" and on_gpu):
         for layer in model.model.layers:
             layer.compile()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from modeling_doctab import DocTabForCausalLM, lookup_document_table, naive
 from modeling_doctab.attention_doctab import banded_attention
@@ -264,7 +265,7 @@ def test_save_and_load_give_equal_logits(tiny_model, tmp_path):
 
 FRESH = """
 import sys, torch
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, pipeline
 folder, again = sys.argv[1:]
 assert AutoConfig.from_pretrained(folder, trust_remote_code=True).model_type == "doctab"
 model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
@@ -275,12 +276,16 @@ model.save_pretrained(again)
 second = AutoModelForCausalLM.from_pretrained(again, trust_remote_code=True).eval()
 ids = torch.arange(24).view(2, 12)
 assert torch.equal(second(ids).logits, model(ids).logits)
+generate = pipeline("text-generation", model=folder, trust_remote_code=True)
+assert generate("abc", max_new_tokens=3, do_sample=False)[0]["generated_text"].startswith("abc")
+assert "modeling_doctab" not in sys.modules
 """
 
 
-def test_loads_in_a_process_that_cannot_import_the_project(tiny_model, tmp_path):
-    model = tiny_model(bigram_rows=50)
+def test_loads_in_a_process_that_cannot_import_the_project(tiny_model, chunk_set, tmp_path):
+    model = tiny_model(bigram_rows=50, vocab_size=300)
     model.save_pretrained(tmp_path / "model")
+    AutoTokenizer.from_pretrained(chunk_set / "tokenizer").save_pretrained(tmp_path / "model")
     (tmp_path / "again").mkdir()
     command = [sys.executable, "-I", "-c", FRESH, str(tmp_path / "model"), str(tmp_path / "again")]
     environment = {"HF_HOME": str(tmp_path / "hf"), "PATH": ""}
@@ -413,17 +418,6 @@ def test_a_base_checkpoint_in_a_table_config(tiny_model, tmp_path, caplog):
     ids = some_rows(base.config)
     with torch.no_grad():
         assert torch.equal(table(ids).logits, base(ids).logits)
-
-
-def test_pipeline_generates_text(tiny_model, chunk_set, tmp_path):
-    from transformers import AutoTokenizer, pipeline
-
-    model = tiny_model(vocab_size=300)
-    model.save_pretrained(tmp_path)
-    AutoTokenizer.from_pretrained(chunk_set / "tokenizer").save_pretrained(tmp_path)
-    generate = pipeline("text-generation", model=str(tmp_path), trust_remote_code=True)
-    out = generate("abc abd", max_new_tokens=5, do_sample=False)
-    assert out[0]["generated_text"].startswith("abc abd")
 
 
 def test_causality_of_value_embeddings(tiny_model):
