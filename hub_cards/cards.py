@@ -70,7 +70,7 @@ def model_card(
         "results": shown,
         "baseline": next((r["baseline"] for r in shown if "gain" in r), None),
         "num_resamples": f"{gains['bootstrap']['num_resamples']:,}",
-        "set_names": " ".join(dict.fromkeys(name.split(".")[0] for name in sets)),
+        "score_commands": model_facts.score_commands([records[name].header for name in sets]),
         "license": license_title(license, license_name),
         "same_targets": baseline is not None,
         "limits": model_facts.limits(

@@ -67,7 +67,9 @@ def load(name: str, revision: str | None = None) -> list[Model]:
     if name.count("/") != 1:
         raise ValueError(f"{name} must be a folder, or OWNER/NAME on the Hub; it is neither.")
     folder = patiently(
-        lambda: snapshot_download(name, revision=revision, allow_patterns=list(_FILES)), name
+        lambda: snapshot_download(name, revision=revision, allow_patterns=list(_FILES)),
+        name,
+        advice="Check the network, or compare folders.",
     )
     return [_read(Path(folder), name)]
 

@@ -160,3 +160,20 @@ def format_words(format: str, row_length: int, chunk_length: int, has_table: boo
             + (f", and a table that searches the {reach}" if has_table else "")
         )
     return words + (", with the table ablated" if ablated else "") + "."
+
+
+def score_commands(headers: list[dict[str, Any]]) -> list[str]:
+    """The `evaluation.score` commands that made these records, one a format."""
+    sets: dict[str, list[str]] = {}
+    for header in headers:
+        flags = "--format training"
+        if header["format"].startswith("stride"):
+            stride, _, reach = header["format"].removeprefix("stride").partition("-")
+            flags = f"--format stride --stride {stride} --reach {reach}"
+        flags += " --ablate_table" if header["ablated"] else ""
+        flags += " --registration registration.json" if header.get("registration") else ""
+        sets.setdefault(flags, []).append(header["set_name"])
+    return [
+        f"python -m evaluation.score RUN --chunk_set DIR --sets {' '.join(names)} {flags}"
+        for flags, names in sets.items()
+    ]

@@ -15,11 +15,12 @@ import argparse
 import shutil
 import sys
 import tempfile
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 from huggingface_hub import HfApi
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.utils import logging, validate_repo_id
 
 from hub_cards.command_line import normalise_flags, run_command
 from hub_cards.contents import (
@@ -118,9 +119,12 @@ def _dry_run(arguments: argparse.Namespace, options: Options) -> None:
 
 
 def _push(arguments: argparse.Namespace, options: Options) -> None:
-    repo_type = _REPO_TYPES[kind_of(arguments.source)]
+    # The library warns of retries with signed addresses, and of Parquet in a model's repository.
+    logging.set_verbosity_error()
+    warnings.filterwarnings("ignore", message="It seems that you are about to commit a data file")
     with tempfile.TemporaryDirectory(prefix="hub_push_") as temporary:
         prepared = prepare(arguments.source, options, Path(temporary), arguments.checkpoints)
+        repo_type = _REPO_TYPES[kind_of(arguments.source)]
         api = HfApi()
         create_repository(api, options.repo_id, repo_type, arguments.private)
         for contents in prepared:

@@ -15,10 +15,8 @@ from typing import Any
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import (
-    HfHubHTTPError,
     HFValidationError,
     LocalTokenNotFoundError,
-    RepositoryNotFoundError,
 )
 
 from hub_cards.contents import Contents
@@ -34,6 +32,7 @@ except ImportError:  # huggingface_hub before its change of client
 _WAIT_AND_TRY_AGAIN = (408, 409, 429, 500, 502, 503, 504)
 _TRIES = 5
 _LONGEST_WAIT = 60.0
+_PUSH_AGAIN = "Nothing was committed: check the network and push again, what was uploaded is kept."
 
 
 @dataclass(frozen=True)
@@ -135,11 +134,16 @@ def _same(path: Path, entry: Any) -> bool:
     return entry.blob_id == hashlib.sha1(b"blob %d\0" % size + path.read_bytes()).hexdigest()
 
 
-def patiently(action: Callable[[], Any], repo_id: str) -> Any:
+def patiently(action: Callable[[], Any], repo_id: str, advice: str = _PUSH_AGAIN) -> Any:
     """Do it; wait and try again where the Hub is busy.
 
     Each try looks at the branch anew, so a commit that went through although its answer was lost
     is not made twice.
+
+    Args:
+        action: what to do.
+        repo_id: the repository that errors name.
+        advice: what to do where the Hub cannot be reached.
 
     Raises:
         ValueError: in one line and without a token, if it cannot be done.
@@ -147,19 +151,30 @@ def patiently(action: Callable[[], Any], repo_id: str) -> Any:
     for number in range(1, _TRIES + 1):
         try:
             return action()
-        except HfHubHTTPError as error:
-            status = error.response.status_code
-            if status not in _WAIT_AND_TRY_AGAIN or number == _TRIES:
-                raise ValueError(_reason(error, status, repo_id)) from None
-            _sleep(_wait(error.response.headers.get("Retry-After"), number))
         except (HFValidationError, LocalTokenNotFoundError) as error:
             raise ValueError(scrub(str(error).split("\n")[0])) from None
-        except (HTTPError, OSError) as error:
-            raise ValueError(
-                f"the Hub at {HfApi().endpoint} must be reachable; {scrub(str(error))}. Nothing "
-                "was committed: check the network and push again, what was uploaded is kept."
-            ) from None
+        except (HTTPError, OSError, RuntimeError) as error:
+            found = _first_cause(error)
+            if not isinstance(found, HTTPError | OSError):
+                raise
+            response = getattr(found, "response", None)
+            if response is None:
+                said = scrub(str(found)).split("\n")[0].rstrip(".")
+                raise ValueError(
+                    f"the Hub at {HfApi().endpoint} must be reachable; {said}. {advice}"
+                ) from None
+            if response.status_code not in _WAIT_AND_TRY_AGAIN or number == _TRIES:
+                raise ValueError(_reason(found, response.status_code, repo_id)) from None
+            _sleep(_wait(response.headers.get("Retry-After"), number))
     raise AssertionError("the loop returns or raises")
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """What the library wrapped: an answer of the Hub, or the reason that there was none."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, HTTPError):
+        cause = cause.__cause__
+    return cause or error
 
 
 def _wait(retry_after: str | None, number: int) -> float:
@@ -172,17 +187,17 @@ def _sleep(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def _reason(error: HfHubHTTPError, status: int, repo_id: str) -> str:
+def _reason(error: Exception, status: int, repo_id: str) -> str:
     """One line: what the Hub said, and what to do."""
-    if status == 401 or (isinstance(error, RepositoryNotFoundError) and status != 404):
+    if status == 401:
         return (
             "the Hub must know who you are; it refused the token, or there is none (401). Log in "
             "with `hf auth login`, or set HF_TOKEN to a token that may write."
         )
     if status == 403:
         return (
-            f"the token must be allowed to write to {repo_id}; it is not (403). Use a token with "
-            "write access to it, or another --repo_id."
+            f"the token must be allowed to use {repo_id}; it is not (403). Use a token with access "
+            "to it (to write, for a push), or another repository."
         )
     if status == 404:
         return f"{repo_id} must exist; the Hub found no such repository or branch (404)."
@@ -195,5 +210,5 @@ def _reason(error: HfHubHTTPError, status: int, repo_id: str) -> str:
         return f"{repo_id} is being changed by somebody else (409). Push again later."
     if status == 429:
         return "the Hub must accept more requests; it asks to slow down (429). Push again later."
-    said = scrub(error.server_message or str(error).split("\n")[0])
+    said = scrub(getattr(error, "server_message", None) or str(error).split("\n")[0])
     return f"the Hub must accept the push to {repo_id}; it answered {status}: {said}."

@@ -158,6 +158,7 @@ class _Handler(Answers, BaseHTTPRequestHandler):
 
     hub: HubServer
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # or each answer waits for the client's delayed ACK
 
     def log_message(self, *_: object) -> None:
         """Be quiet."""

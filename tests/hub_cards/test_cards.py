@@ -2,15 +2,21 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 from huggingface_hub import ModelCard
 
-from hub_cards import rendering
-from hub_cards.cards import check_rendered, main, model_card
+from evaluation.records import read_records
+from evaluation.score import _parser as score_parser
+from evaluation.score import main as score
+from hub_cards import model_facts, rendering
+from hub_cards.cards import check_rendered, main, model_card, read_recipe, shared_recipe
 from hub_cards.run_files import read_all_sums
+from training.config import load_recipe
+from training.train import main as train
 
 
 def test_numbers_come_from_the_files(scored_runs):
@@ -184,3 +190,49 @@ def test_licences_are_the_hubs():
         rendering.check_license(license)
     with pytest.raises(ValueError, match="Use apache-2.0"):
         rendering.check_license("Apache-2")
+
+
+def test_the_commands_of_the_card_are_ones_that_the_project_takes(
+    scored_runs, chunk_set, tmp_path, capsys
+):
+    """The recipe that travels is the run's, by its hash; the scoring makes the same records."""
+    run = scored_runs[1]
+    commands = re.search(r"```bash\n(.*?)```", str(model_card(run)), re.S)[1].splitlines()
+    assert [line.split()[0] for line in commands] == ["accelerate", "python"]
+    recipe_path = tmp_path / "recipe.yaml"
+    recipe_path.write_text(shared_recipe(read_recipe(run)))
+    words = commands[0].replace("recipe.yaml", str(recipe_path)).replace("DIR", str(chunk_set))
+    capsys.readouterr()
+    assert train([*words.split("training.train ")[1].split(), "--dry_run", "--json"]) == 0
+    (planned,) = json.loads(capsys.readouterr().out)
+    results = json.loads((run / "results.json").read_text())
+    for same in ("parameters", "flops_per_token", "num_updates", "tokens", "data_sha256"):
+        assert planned[same] == results[same]
+    assert load_recipe(recipe_path).sha256() == results["recipe_sha256"]
+    name = "dev_val.training.parquet"
+    again = tmp_path / "again"
+    again.mkdir()
+    for part in ("final", "config.yaml", "results.json"):
+        copy = shutil.copytree if (run / part).is_dir() else shutil.copy
+        copy(run / part, again / part)
+    scored = commands[1].replace("RUN", str(again)).replace("DIR", str(chunk_set))
+    assert score(scored.split("evaluation.score ")[1].split()) == 0
+    assert read_records(again / "records" / name).sha256 == (
+        read_records(run / "records" / name).sha256
+    )
+
+
+def test_each_format_has_its_own_words_and_command():
+    header = {"set_name": "dev_val", "format": "training", "ablated": False}
+    stride = {"set_name": "dev_val", "format": "stride16-window", "ablated": True}
+    other = {"set_name": "dev_heldout", "format": "training", "ablated": False}
+    found = model_facts.score_commands([header, stride, other])
+    assert [command.split("--sets ")[1] for command in found] == [
+        "dev_val dev_heldout --format training",
+        "dev_val --format stride --stride 16 --reach window --ablate_table",
+    ]
+    for command in found:
+        score_parser().parse_args(command.split("evaluation.score ")[1].split())
+    words = model_facts.format_words("stride16-window-ablated", 32, 64, True)
+    assert "advance by 16" in words
+    assert "searches the window, with the table ablated" in words
