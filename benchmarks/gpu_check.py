@@ -52,7 +52,9 @@ def environment(context: Context) -> dict[str, Any]:
             "memory_gib": properties.total_memory / 2**30,
             "multiprocessors": properties.multi_processor_count,
             "cuda": torch.version.cuda,
-            "shared_memory_per_block_bytes": properties.shared_memory_per_block_optin,
+            "shared_memory_per_block_bytes": getattr(
+                properties, "shared_memory_per_block_optin", None
+            ),
         }
     size = 128 if context.miniature else 8192
     a, b = (torch.randn(size, size, device=context.device, dtype=torch.bfloat16) for _ in range(2))

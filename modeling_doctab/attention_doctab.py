@@ -10,7 +10,6 @@ of the Hub work as for any model.
 
 import inspect
 import warnings
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -110,26 +109,35 @@ def flash_attention(
     return output.view(batch, length, heads, head_dim)
 
 
+_FLASH_WORKS: dict[tuple[str, torch.dtype, int], bool] = {}
+
+
 @torch.compiler.assume_constant_result
-@lru_cache(maxsize=64)
 def _flash_works(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
     """Whether torch's flash attention runs here, forward and backward; says so once if not."""
+    key = (str(device), dtype, head_dim)
+    if key not in _FLASH_WORKS:
+        _FLASH_WORKS[key] = _try_flash(device, dtype, head_dim)
+    return _FLASH_WORKS[key]
+
+
+def _try_flash(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
     if dtype not in (torch.float16, torch.bfloat16):
         return False
     if varlen_attn is None or "window_size" not in inspect.signature(varlen_attn).parameters:
         reason = f"torch {torch.__version__} has none with windows"
     else:
         try:
-            with torch.enable_grad():
+            with torch.enable_grad(), torch.autocast(device.type, enabled=False):
                 shape = (1, 1, 64, head_dim)
                 x = torch.ones(shape, dtype=dtype, device=device, requires_grad=True)
                 flash_attention(x, x, x, 8).sum().backward()
             return True
-        except (RuntimeError, NotImplementedError, ValueError) as error:
+        except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
             reason = str(error).splitlines()[0]
     warnings.warn(
-        f"torch's flash attention does not run on {torch.cuda.get_device_name(device)} for heads "
-        f"of {head_dim}: {reason}. Using blocks of scaled-dot-product attention, which is slower; "
+        f"torch's flash attention does not run on {device} for {dtype} heads of {head_dim}: "
+        f"{reason}. Using blocks of scaled-dot-product attention, which is slower; "
         "attn_implementation='flex_attention' is the other choice.",
         stacklevel=2,
     )
@@ -181,6 +189,21 @@ def banded_attention(
         scale=scaling,
     )
     return output.view(batch, heads, num_blocks * block, head_dim)[:, :, :length]
+
+
+def flex_kernel_options(query: torch.Tensor) -> dict[str, int] | None:
+    """Tiles with which flex attention's backward pass fits the device, or None for its own choice.
+
+    Its default tiles for heads of 128 need 131 KB of shared memory in the backward pass; an RTX 4090
+    has 101 KB a block.
+    """
+    if not query.is_cuda or query.shape[-1] < 128:
+        return None
+    properties = torch.cuda.get_device_properties(query.device)
+    if getattr(properties, "shared_memory_per_block_optin", 1 << 20) >= 131_072:
+        return None
+    tiles = {"BLOCK_M": 64, "BLOCK_N": 64}
+    return {**tiles, "BLOCK_M1": 32, "BLOCK_N1": 64, "BLOCK_M2": 64, "BLOCK_N2": 32}
 
 
 def windowed_mask(

@@ -23,7 +23,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
-from .attention_doctab import WINDOWED, eager_attention_forward
+from .attention_doctab import WINDOWED, eager_attention_forward, flex_kernel_options
 from .cache_doctab import append_to_history
 from .configuration_doctab import DocTabConfig
 from .document_table import (
@@ -65,7 +65,7 @@ REMOTE_CODE = (
 
 def rms_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
     """RMSNorm without a weight over the last dimension; keeps the dtype."""
-    return F.rms_norm(x, (x.shape[-1],), eps=eps)
+    return F.rms_norm(x, (x.shape[-1],), eps=eps).to(x.dtype)
 
 
 class DocTabAttention(nn.Module):
@@ -129,9 +129,10 @@ class DocTabAttention(nn.Module):
 
         if cache is not None:
             key, value = cache.update(key, value, self.layer_idx)
-        attention = ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation, eager_attention_forward
-        )
+        implementation = self.config._attn_implementation
+        attention = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
+        if implementation == "flex_attention":
+            kwargs.setdefault("kernel_options", flex_kernel_options(query))
         output, weights = attention(
             self,
             query,

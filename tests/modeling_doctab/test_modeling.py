@@ -4,13 +4,20 @@ import inspect
 import itertools
 import subprocess
 import sys
+import types
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoTokenizer
 
-from modeling_doctab import DocTabForCausalLM, lookup_document_table, naive
+from modeling_doctab import (
+    DocTabForCausalLM,
+    attention_doctab,
+    lookup_document_table,
+    naive,
+)
 from modeling_doctab.attention_doctab import banded_attention
 from modeling_doctab.loss_doctab import linear_cross_entropy_sum, token_nats
 
@@ -188,6 +195,61 @@ def test_banded_attention_equals_a_dense_mask(window, length):
         strict=True,
     ):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_no_flash_attention_is_said_once(monkeypatch):
+    """Where torch's kernel does not run, the fallback comes with a warning."""
+    device = torch.device("cpu")
+    monkeypatch.setattr(attention_doctab, "_FLASH_WORKS", {})
+    with pytest.warns(UserWarning, match="flash attention does not run on cpu.*blocks of scaled"):
+        assert not attention_doctab._flash_works(device, torch.bfloat16, 64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not attention_doctab._flash_works(device, torch.bfloat16, 64)
+        assert not attention_doctab._flash_works(device, torch.float32, 64)
+        compiled = torch.compile(
+            lambda x: x if attention_doctab._flash_works(x.device, x.dtype, 64) else 2 * x,
+            fullgraph=True,
+            backend="eager",
+        )
+        assert compiled(torch.ones(2)).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(("shared", "small"), [(101_376, True), (232_448, False)])
+def test_flex_tiles_follow_the_devices_shared_memory(monkeypatch, shared, small):
+    properties = types.SimpleNamespace(shared_memory_per_block_optin=shared)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    query = types.SimpleNamespace(is_cuda=True, shape=(1, 4, 64, 128), device="cuda:0")
+    options = attention_doctab.flex_kernel_options(query)
+    assert (options is not None) == small
+    query.shape = (1, 4, 64, 64)
+    assert attention_doctab.flex_kernel_options(query) is None
+    assert attention_doctab.flex_kernel_options(torch.zeros(1, 4, 64, 128)) is None
+
+
+def test_flash_attention_is_asked_for_the_papers_windows(monkeypatch):
+    """A stand-in with the kernel's signature and meaning: (left, right) earlier and later keys."""
+
+    def dense(q, k, v, cu_q, cu_k, max_q, max_k, *, scale=None, window_size=(-1, -1)):
+        assert cu_q.tolist() == [0, 40, 80]
+        left, right = window_size
+        rows = [x.unflatten(0, (2, 40)).transpose(1, 2) for x in (q, k, v)]
+        t = torch.arange(40)
+        mask = t[None] <= t[:, None] + right
+        if left >= 0:
+            mask &= t[None] >= t[:, None] - left
+        out = torch.nn.functional.scaled_dot_product_attention(*rows, attn_mask=mask, scale=scale)
+        return out.transpose(1, 2).flatten(0, 1)
+
+    monkeypatch.setattr(attention_doctab, "varlen_attn", dense)
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 3, 40, 8) for _ in range(3))
+    ours = attention_doctab.flash_attention(q, k, v, 8, 0.3)
+    expected = banded_attention(q, k, v, 7, 0.3).transpose(1, 2)
+    torch.testing.assert_close(ours, expected, atol=1e-6, rtol=1e-5)
+    whole = attention_doctab.flash_attention(q, k, v, None, 0.3)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3)
+    torch.testing.assert_close(whole, expected.transpose(1, 2), atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("softcap", [15.0, 0.5, None])
