@@ -194,8 +194,8 @@ def banded_attention(
 def flex_kernel_options(query: torch.Tensor) -> dict[str, int] | None:
     """Tiles with which flex attention's backward pass fits the device, or None for its own choice.
 
-    Its default tiles for heads of 128 need 131 KB of shared memory in the backward pass; an RTX 4090
-    has 101 KB a block.
+    Its default tiles for heads of 128 need 131 KB of shared memory in the backward pass; an
+    RTX 4090 has 101 KB a block.
     """
     if not query.is_cuda or query.shape[-1] < 128:
         return None
