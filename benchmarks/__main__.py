@@ -1,7 +1,11 @@
-"""Run the CPU benchmarks: `python -m benchmarks [NAME...]`; results go to benchmarks/results/."""
+"""Run the CPU benchmarks: `python -m benchmarks [NAME...]`.
+
+Results go to benchmarks/results/, and the table in benchmarks/README.md is made from them anew.
+"""
 
 import argparse
 import importlib
+import json
 import pkgutil
 import sys
 import time
@@ -12,6 +16,40 @@ def names() -> list[str]:
     """Benchmarks in this folder: every module `bench_NAME` has a function `run()`."""
     modules = (m.name for m in pkgutil.iter_modules([str(Path(__file__).parent)]))
     return sorted(name.removeprefix("bench_") for name in modules if name.startswith("bench_"))
+
+
+README = Path(__file__).with_name("README.md")
+RESULTS = Path(__file__).with_name("results")
+BEGIN, END = "<!-- made by python -m benchmarks -->", "<!-- end -->"
+
+
+def table() -> str:
+    """Markdown of all committed results: question, peer, prediction, ratio, date, machine."""
+    lines = [
+        "| benchmark | question | peer | predicted | ratio | target | date, machine |",
+        "| :-- | :-- | :-- | :-- | --: | --: | :-- |",
+    ]
+    for path in sorted(RESULTS.glob("*.json")):
+        result = json.loads(path.read_text())
+        if "ratios" not in result:
+            continue  # a GPU check
+        target = "" if result["target"] is None else f"{result['target']:g}x"
+        machine = f"{result['date'][:10]}, {result['machine']['processor']}"
+        for peer, ratio in result["ratios"].items():
+            cells = (
+                f"[{result['name']}](results/{path.name})", result["question"], peer,
+                result["prediction"], f"{ratio:.2f}x", target, machine,
+            )  # fmt: skip
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def update_readme() -> None:
+    """Put today's table between the markers of the README."""
+    text = README.read_text()
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    README.write_text(f"{before}{BEGIN}\n{table()}\n{END}{after}")
 
 
 def main() -> int:
@@ -27,6 +65,7 @@ def main() -> int:
     for name in arguments.names or names():
         for result in importlib.import_module(f"benchmarks.bench_{name}").run():
             result.save()
+            update_readme()
     print(f"all in {time.perf_counter() - began:.0f} s")
     return 0
 

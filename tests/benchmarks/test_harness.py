@@ -45,3 +45,10 @@ def test_nothing_is_timed_if_the_results_differ():
     with pytest.raises(AssertionError, match="differ"):
         compare("n", "q", "p", cases, check=check)
     assert calls == [1, 2]
+
+
+def test_the_readme_holds_the_committed_results():
+    from benchmarks.__main__ import BEGIN, END, README, table
+
+    text = README.read_text()
+    assert text.split(BEGIN)[1].split(END)[0].strip() == table()
