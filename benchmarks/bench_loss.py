@@ -58,4 +58,5 @@ def run() -> Iterator[Result]:
         ours="ours",
         cases=cases,
         facts=facts,
+        unit="bytes",
     )

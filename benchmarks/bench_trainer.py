@@ -56,7 +56,7 @@ def two_processes(folder: Path) -> Result:
         ]
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
         lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
-        cases[name].seconds += [json.loads(line)["update_seconds"] for line in lines[8:]]
+        cases[name].values += [json.loads(line)["update_seconds"] for line in lines[8:]]
     return Result(
         "trainer_two_processes",
         question="an update on two processes, a thread each, against one process with one thread",
@@ -128,8 +128,8 @@ def waiting_for_data() -> Result:
         optimizer.step(number)
         optimizer.zero_grad()
         if number >= 5:
-            waits.seconds.append(waited)
-            updates.seconds.append(time.perf_counter() - start)
+            waits.values.append(waited)
+            updates.values.append(time.perf_counter() - start)
     return Result(
         "trainer_waiting",
         question="an update against the time that it waits for its batch",

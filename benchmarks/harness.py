@@ -33,21 +33,21 @@ PACKAGES = ("torch", "transformers", "accelerate", "numpy", "numba", "datasets",
 
 @dataclass
 class Case:
-    """Seconds of one rival, a value a round."""
+    """What one rival took, a value a round: seconds, unless the result says otherwise."""
 
-    seconds: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
 
     @property
     def median(self) -> float:
-        """Median seconds of a round."""
-        return statistics.median(self.seconds)
+        """Median of the rounds."""
+        return statistics.median(self.values)
 
     @property
     def spread(self) -> float:
         """Interquartile range over the median: 0.05 means that half the rounds lie within 5%."""
-        if len(self.seconds) < 2:
+        if len(self.values) < 2:
             return 0.0
-        low, _, high = statistics.quantiles(self.seconds, n=4)
+        low, _, high = statistics.quantiles(self.values, n=4)
         return (high - low) / self.median
 
 
@@ -63,6 +63,7 @@ class Result:
         ours: the case that the others are divided by.
         cases: name -> seconds.
         facts: sizes and whatever else belongs to the numbers.
+        unit: of the cases' values.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Result:
     ours: str
     cases: dict[str, Case]
     facts: dict[str, Any] = field(default_factory=dict)
+    unit: str = "seconds"
 
     def ratios(self) -> dict[str, float]:
         """How many times as long as ours each peer took (ratio of medians)."""
@@ -88,9 +90,10 @@ class Result:
             "ours": self.ours,
             "ratios": self.ratios(),
             "cases": {
-                name: {"median_seconds": c.median, "spread": c.spread, "seconds": c.seconds}
+                name: {"median": c.median, "spread": c.spread, "values": c.values}
                 for name, c in self.cases.items()
             },
+            "unit": self.unit,
             "facts": self.facts,
             "machine": machine(),
             "versions": versions(),
@@ -102,7 +105,9 @@ class Result:
         lines = [f"{self.name}: {self.question}", f"  predicted: {self.prediction}"]
         for name, case in self.cases.items():
             times = "" if name == self.ours else f"   {self.ratios()[name]:.2f}x {self.ours}"
-            lines.append(f"  {name:28} {case.median * 1e3:10.3f} ms  +-{case.spread:.0%}{times}")
+            lines.append(
+                f"  {name:28} {case.median:14,.6g} {self.unit}  +-{case.spread:.0%}{times}"
+            )
         return "\n".join(lines)
 
     def save(self, folder: Path = RESULTS) -> Path:
@@ -159,7 +164,7 @@ def compare(
                 start = time.perf_counter()
                 for _ in range(calls[case]):
                     cases[case]()
-                measured[case].seconds.append((time.perf_counter() - start) / calls[case])
+                measured[case].values.append((time.perf_counter() - start) / calls[case])
     finally:
         gc.enable()
     return Result(

@@ -28,7 +28,7 @@ def test_ratio_of_medians_and_json(tmp_path, capsys):
     saved = json.loads(result.save(tmp_path).read_text())
     assert saved["ours"] == "fast"
     assert saved["prediction"] == "4x"
-    assert len(saved["cases"]["slow"]["seconds"]) == 4
+    assert len(saved["cases"]["slow"]["values"]) == 4
     assert "python" in saved["versions"]
     assert "x fast" in capsys.readouterr().out
     # warm-up and sizing first, then the rounds turn about
