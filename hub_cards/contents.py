@@ -9,6 +9,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from hub_cards import staging
 from hub_cards.cards import model_card, read_recipe, shared_recipe
 from hub_cards.dataset_cards import dataset_card
@@ -213,8 +215,9 @@ def metric_contents(source: Path, options: Options, out: Path) -> Contents:
     for field in ("sdk:", "app_file:"):
         if field not in text.split("---", 2)[1]:
             raise ValueError(f"README.md of {source} must set {field} for a Space; it does not.")
+    license = options.license or yaml.safe_load(text.split("---", 2)[1]).get("license")
+    check_license(str(license), options.license_name)
     if options.license is not None:
-        check_license(options.license, options.license_name)
         text = re.sub(r"(?m)^license: .*$", f"license: {options.license}", text, count=1)
     text = re.sub(
         r"evaluate\.load\(\"[^\"]+\"\)", f"evaluate.load({json.dumps(options.repo_id)})", text

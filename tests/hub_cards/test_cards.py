@@ -9,7 +9,9 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
+from evaluation.mixture import main as mixture
 from evaluation.records import read_records
+from evaluation.report import build_report
 from evaluation.score import _parser as score_parser
 from evaluation.score import main as score
 from hub_cards import model_facts, rendering
@@ -236,3 +238,25 @@ def test_each_format_has_its_own_words_and_command():
     words = model_facts.format_words("stride16-window-ablated", 32, 64, True)
     assert "advance by 16" in words
     assert "searches the window, with the table ablated" in words
+
+
+def test_several_formats_ablation_and_the_mixture_stand_side_by_side(runs, chunk_set, tmp_path):
+    base, table = runs
+    data = ["--chunk_set", str(chunk_set), "--sets", "dev_val"]
+    stride = ["--format", "stride", "--stride", "16"]
+    assert score([str(base), str(table), *data, *stride]) == 0
+    assert score([str(table), *data, "--ablate_table"]) == 0
+    mixture([str(base), *data])
+    build_report([base, table], tmp_path / "report", num_resamples=50, show_violations=True)
+    keys = set(json.loads((table / "gains.json").read_text())["sets"])
+    assert keys == {f"dev_val.{f}" for f in ("training", "training-ablated", "stride16-chunk")}
+    assert any(
+        key.endswith(".mixture") for key in json.loads((base / "gains.json").read_text())["sets"]
+    )
+    text = str(model_card(table, base))
+    shown = [row["format"] for row in next(t for t in rendering.tables(text) if "set" in t[0])]
+    assert sorted(shown) == ["stride16-chunk", "training", "training-ablated"]
+    assert "--format stride --stride 16 --reach chunk" in text
+    assert "with the table ablated" in text
+    assert text.count("Its table knew less than the row shows") == 1
+    assert "mixture" not in str(model_card(base))
