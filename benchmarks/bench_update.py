@@ -78,7 +78,7 @@ def _ours(config: DocTabConfig, ids: torch.Tensor, targets: torch.Tensor) -> Cal
         loss.backward()
         optimizer.step(0)
         optimizer.zero_grad()
-        return float(loss)
+        return float(loss.detach())
 
     return update
 
@@ -91,6 +91,6 @@ def _plain(config: DocTabConfig, ids: torch.Tensor, targets: torch.Tensor) -> Ca
         loss = reference.loss(ids, targets)
         loss.backward()
         reference.step()
-        return float(loss)
+        return float(loss.detach())
 
     return update

@@ -131,29 +131,28 @@ def lookup_last(
     Returns:
         A DocumentTable of [rows, 1] tensors.
     """
-    rows, length = history.shape
-    position = torch.arange(length, device=history.device)
-    last = length - 1
-    usable = (position < last).expand(rows, length)
-    if reach is not None:
-        usable = usable & (last - position < reach)
-    start = torch.zeros(rows, 1, dtype=torch.long, device=history.device)
+    last = history.shape[1] - 1
+    position = torch.arange(last, dtype=torch.int32, device=history.device)
+    earlier, own = history[:, :-1], history[:, -1:]
+    matches = (earlier == own) & (own >= 0)
     if bos_token_id is not None:
-        is_bos = torch.where(history == bos_token_id, position, 0)
-        start = is_bos.amax(1, keepdim=True)
-    matches = usable & (history[:, -1:] >= 0)
-    order = torch.zeros(rows, 1, dtype=torch.long, device=history.device)
-    distance = torch.zeros_like(order)
-    for n in range(1, min(max_order, length) + 1):
-        lag = n - 1
-        shifted = nn.functional.pad(history[:, : length - lag], (lag, 0), value=-1)
-        own = history[:, last - lag : length - lag]
-        inside = (position - lag >= start) & (last - lag >= start)
-        matches = matches & (shifted == own) & (own >= 0) & inside
-        latest = torch.where(matches, position, -1).amax(1, keepdim=True)
-        found = latest >= 0
-        order = torch.where(found, n, order)
-        distance = torch.where(found, last - latest, distance)
+        # A document holds BOS once, so no longer suffix can cross its beginning and still match.
+        is_bos = history == bos_token_id
+        start = torch.where(is_bos[:, 1:], position + 1, 0).amax(1, keepdim=True) if last else 0
+        matches &= position >= start
+    if reach is not None:
+        matches &= position > last - reach
+    level = matches.to(torch.int32)
+    for lag in range(1, min(max_order, last + 1)):
+        own = history[:, last - lag : last - lag + 1]
+        longer = (history[:, : last - lag] == own) & (own >= 0)
+        matches = nn.functional.pad(longer & matches[:, lag:], (lag, 0))
+        level += matches
+    # The longest match wins, and among equals the latest: one maximum finds it.
+    best = torch.where(level > 0, level * (last + 1) + position, 0)
+    best = best.amax(1, keepdim=True).long() if last else history.new_zeros(len(history), 1)
+    order = best // (last + 1)
+    distance = torch.where(order > 0, last - best % (last + 1), 0)
     candidate = torch.where(order > 0, history.gather(1, (last - distance + 1).clamp_max(last)), -1)
     return DocumentTable(order, candidate, distance)
 
