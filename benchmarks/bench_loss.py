@@ -57,7 +57,7 @@ def run() -> Iterator[Result]:
         "loss_memory",
         question=f"peak bytes of the loss of {TOKENS:,} tokens x {VOCAB:,}, forward and backward, "
         "against whole logits",
-        prediction="an eighth or less: chunks of 256 MiB against three copies of 2 GiB",
+        prediction="an eighth or less: chunks of 128 MiB against three copies of 2 GiB",
         target=8.0,
         ours="ours",
         cases=cases,
