@@ -37,7 +37,7 @@ def table_cost(batch: int) -> Result:
         check=check,
         ours="without table",
         target=1.05,
-        rounds=5,
+        rounds=3,
         facts={"prompt": PROMPT, "new_tokens": NEW, "batch": batch},
     )
 
@@ -110,7 +110,7 @@ def drafting() -> Result:
         cases={name: case(extra) for name, extra in options.items()},
         check=check,
         target=1.3,
-        rounds=5,
+        rounds=3,
         facts={"prompt": ids.shape[1], "new_tokens": new},
     )
 
