@@ -202,7 +202,8 @@ def split_table(chunk_set: ChunkSet, split: str, kind: str, start: int, stop: in
             pa.array(index[:, 1]),
         ]
         return pa.Table.from_arrays(columns, schema=schema)
-    documents = chunk_set.documents(split)
+    # `split_sizes` names a confirmation split only where it was asked for.
+    documents = chunk_set.documents(split, opened_by="build for datasets")
     offsets = documents.offsets[start : stop + 1]
     tokens = np.array(documents.tokens[offsets[0] : offsets[-1]])
     lists = pa.ListArray.from_arrays(

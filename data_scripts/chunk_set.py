@@ -196,7 +196,7 @@ class ChunkSet:
         """The document of each full chunk of any split: int64 [num_chunks]."""
         if self._split(split)["kind"] == "chunks":
             return np.array(self.chunk_index(split)[:, 0])
-        counts = np.diff(self.documents(split).offsets) // self.chunk_length
+        counts = np.array(self.document_list(split)["num_tokens"]) // self.chunk_length
         return np.repeat(np.arange(len(counts), dtype=np.int64), counts)
 
     def document_list(self, split: str) -> dict[str, list[Any]]:
@@ -218,9 +218,23 @@ class ChunkSet:
         num_rows = entry.get("num_packed_rows", len(listed["ids"]))
         return {name: sources[name] + listed[name][num_rows:] for name in sources}
 
-    def documents(self, split: str) -> DocumentSplit:
-        """An evaluation split's documents, memory-mapped."""
+    def documents(self, split: str, opened_by: str | None = None) -> DocumentSplit:
+        """An evaluation split's documents, memory-mapped.
+
+        Args:
+            split: its name.
+            opened_by: what opens a confirmation split (Section 3.6): the hash of the registration
+                that it is scored under, or the command that reads it without a model.
+
+        Raises:
+            ValueError: if there is no such split, or nothing opens a confirmation split.
+        """
         entry = self._split(split, "documents")
+        if self.is_confirmation(split) and not opened_by:
+            raise ValueError(
+                f"{split} is a confirmation split: its targets stay closed until a registration "
+                "opens them (python -m evaluation.protocol). Use another split, or pass opened_by."
+            )
         listed = self.document_list(split)
         offsets = np.zeros(len(listed["ids"]) + 1, np.int64)
         np.cumsum(listed["num_tokens"], out=offsets[1:])

@@ -78,7 +78,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if chunk_set.is_confirmation(split) and split != opened:
             print(f"\n{split}: marked as confirmation, not opened without its --registration")
         else:
-            print("\n" + describe_documents(chunk_set, split, arguments.max_chunks, row_length))
+            limits = (arguments.max_chunks, row_length)
+            print("\n" + describe_documents(chunk_set, split, *limits, arguments.registration))
 
 
 def registered_split(path: Path, chunk_set: ChunkSet) -> str:
@@ -164,7 +165,13 @@ def describe_chunks(chunk_set: ChunkSet, split: str, max_chunks: int) -> str:
     return "\n".join(lines)
 
 
-def describe_documents(chunk_set: ChunkSet, split: str, max_documents: int, row_length: int) -> str:
+def describe_documents(
+    chunk_set: ChunkSet,
+    split: str,
+    max_documents: int,
+    row_length: int,
+    registration: Path | None = None,
+) -> str:
     """Lengths; the targets of full chunks by order, distance, visibility and table state.
 
     Args:
@@ -172,11 +179,13 @@ def describe_documents(chunk_set: ChunkSet, split: str, max_documents: int, row_
         split: an evaluation split.
         max_documents: look into the first so many.
         row_length: inputs in a row; a copy is visible if its source is an input of the row.
+        registration: the file that opens a confirmation split.
 
     Raises:
-        ValueError: if `row_length` does not divide the chunk length.
+        ValueError: if `row_length` does not divide the chunk length, or a confirmation split has no
+            registration.
     """
-    documents = chunk_set.documents(split)
+    documents = chunk_set.documents(split, opened_by=registration and str(registration))
     lengths = np.diff(documents.offsets)
     looked_at = range(min(len(documents), max_documents))
     cells = [

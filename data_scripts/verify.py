@@ -209,7 +209,7 @@ def _evaluation_problems(chunk_set: ChunkSet, split: str) -> list[str]:
     if problems:
         return problems
     first_bad_id = chunk_set.bos_token_id + (chunk_set.content(split) != "long")
-    documents = chunk_set.documents(split)
+    documents = chunk_set.documents(split, opened_by="verify")
     progress = tqdm(range(len(documents)), desc=f"verify {split}", unit="document", leave=False)
     damaged = []
     for i in progress:

@@ -43,7 +43,7 @@ def _rows(chunk_set: ChunkSet, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Where each packed row stands in an array [num_chunks, chunk_length], and that array."""
     entry = chunk_set.manifest["splits"][split]
     if entry["kind"] == "documents":
-        tokens = chunk_set.documents(split).tokens
+        tokens = chunk_set.documents(split, opened_by="verify").tokens
         return np.arange(entry["num_chunks"]), tokens.reshape(-1, chunk_set.chunk_length)
     chunks = chunk_set.train_chunks(split)
     if chunk_set.content(split) == "packed":

@@ -102,8 +102,8 @@ class EvaluationFormat:
 
 
 def is_packed(chunk_set: ChunkSet, split: str) -> bool:
-    """Whether the split's rows hold several documents: BOS stands among the targets."""
-    return bool((np.asarray(chunk_set.documents(split).tokens) == chunk_set.bos_token_id).any())
+    """Whether the split's rows hold several documents, with BOS among the targets."""
+    return chunk_set.content(split) == "packed"
 
 
 def load_targets(
@@ -121,12 +121,7 @@ def load_targets(
         ValueError: if the split has no documents, or one without a full chunk, or is a confirmation
             split without a registration.
     """
-    if chunk_set.is_confirmation(split) and registration is None:
-        raise ValueError(
-            f"{split} is a confirmation split: its targets are loaded with a registration alone "
-            "(python -m evaluation.protocol)."
-        )
-    documents = chunk_set.documents(split)
+    documents = chunk_set.documents(split, opened_by=registration)
     if len(documents) == 0:
         raise ValueError(f"{split} must hold documents to be scored; it is empty.")
     token_bytes = np.asarray(chunk_set.token_bytes(), np.int64)

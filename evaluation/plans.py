@@ -32,7 +32,7 @@ def make_header(
         checkpoint_sha256=checkpoint.sha256,
         data_sha256=chunk_set.fingerprint,
         targets_sha256=chunk_set.target_sha256(set_name),
-        document_ids=tuple(chunk_set.documents(set_name).ids),
+        document_ids=tuple(chunk_set.document_list(set_name)["ids"]),
     )
 
 

@@ -40,7 +40,7 @@ def assert_equal_chunks(dataset, chunk_set) -> None:
 
 
 def assert_equal_documents(dataset, chunk_set, split) -> None:
-    documents = chunk_set.documents(split)
+    documents = chunk_set.documents(split, opened_by="this test")
     assert [row["id"] for row in dataset] == documents.ids
     for i, row in enumerate(dataset.with_format("numpy")):
         np.testing.assert_array_equal(row["tokens"], documents.document(i))

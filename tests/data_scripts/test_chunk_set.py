@@ -121,6 +121,16 @@ def test_unknown_splits(chunk_set):
         chunk_set.train_chunks("dev")
 
 
+def test_a_confirmation_split_stays_closed_until_something_opens_it(chunk_set):
+    for nothing in (None, ""):
+        with pytest.raises(ValueError, match="confirmation is a confirmation split.*registration"):
+            chunk_set.documents("confirmation", opened_by=nothing)
+    documents = chunk_set.documents("confirmation", opened_by="a registration's hash")
+    # What says nothing of the text stays open: names, lengths, how many chunks.
+    assert chunk_set.document_list("confirmation")["ids"] == documents.ids
+    np.testing.assert_array_equal(chunk_set.chunk_documents("confirmation"), documents.chunks()[0])
+
+
 def test_what_is_no_chunk_set(copy, tmp_path):
     with pytest.raises(ValueError, match=r"must hold manifest.json.*data_scripts.build stdlib"):
         ChunkSet.open(tmp_path / "nothing")

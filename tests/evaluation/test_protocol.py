@@ -108,7 +108,7 @@ def test_score_needs_the_registration_and_honours_it(runs, own_set, registered, 
     command = [str(runs[0]), "--chunk_set", str(own_set.path), "--sets", "confirm"]
     assert score(command) == 2
     assert "confirm is a confirmation split" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="loaded with a registration alone"):
+    with pytest.raises(ValueError, match="stay closed until a registration"):
         load_targets(own_set, "confirm", full_chunks=True)
     command += ["--registration", str(registered)]
     assert score([*command, "--format", "stride", "--stride", "8"]) == 2

@@ -316,7 +316,7 @@ def test_sets_that_cannot_be_scored(make_run, chunk_set, monkeypatch, lengths, m
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     names = [f"doc{i}" for i in range(len(lengths))]
     split = DocumentSplit(whole.tokens[: offsets[-1]], offsets, names, CHUNK_LENGTH)
-    monkeypatch.setattr(ChunkSet, "documents", lambda self, name: split)
+    monkeypatch.setattr(ChunkSet, "documents", lambda self, name, opened_by: split)
     with pytest.raises(ValueError, match=message):
         score_runs([run], chunk_set, ["dev"])
     assert not (run / "records").exists()
