@@ -6,13 +6,21 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
 CORPUS ?=
-OUT    ?=
+OUT    ?= $(if $(filter paper,$(MAKECMDGOALS)),paper,study)
+JOBS   ?= 1
+UNTIL  ?= confirmation
+GROUPS ?=
+YES    ?=
+STUDY_OPTIONS = --out $(OUT) --jobs $(JOBS) --until $(UNTIL) \
+  $(if $(GROUPS),--groups $(GROUPS)) $(if $(YES),--yes)
 
-.PHONY: setup demo test test-all lint bench clean help
+.PHONY: setup demo study paper test test-all lint bench clean help
 
 help:
 	@echo "make setup     create .venv with everything that the targets below need"
 	@echo "make demo      chunk set, four small arms, scores, table, figure, card: 8 minutes, 2 cores"
+	@echo "make study     the core arms on Python's source; CORPUS=DIR: every arm on your documents"
+	@echo "make paper     the whole paper, from the Hub's data; it says what it takes and asks"
 	@echo "make test      the default tests, under 10 minutes with the install"
 	@echo "make test-all  slow, multi-process and version-matrix tests"
 	@echo "make lint      ruff, mypy and the pre-commit hooks"
@@ -31,6 +39,13 @@ $(STAMP): requirements.txt constraints.txt
 
 demo: setup
 	@$(PY) -m training.line demo
+
+study: setup
+	@$(PY) -m training.study training/studies/$(if $(CORPUS),documents,stdlib).yaml \
+	  $(if $(CORPUS),--corpus $(CORPUS)) $(STUDY_OPTIONS)
+
+paper: setup
+	@$(PY) -m training.study training/studies/paper.yaml $(STUDY_OPTIONS)
 
 test: setup
 	$(PY) -m pytest

@@ -121,6 +121,12 @@ def _parser() -> argparse.ArgumentParser:
     stdlib.add_argument(
         "--num_dev_heldout", type=_positive, default=24, help="documents in dev_heldout"
     )
+    stdlib.add_argument(
+        "--num_confirmation",
+        type=_not_negative,
+        default=0,
+        help="documents in confirmation, a split that only a registration opens (%(default)s)",
+    )
     climbmix = source(
         "climbmix", "the paper's shards of a Hub dataset (62,538 chunks of 8,192)", plan_climbmix
     )
@@ -238,9 +244,17 @@ def _add_hub(parser: argparse.ArgumentParser, manifest: str) -> None:
 
 
 def _positive(value: str) -> int:
+    return _at_least(1, value)
+
+
+def _not_negative(value: str) -> int:
+    return _at_least(0, value)
+
+
+def _at_least(least: int, value: str) -> int:
     number = int(value)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1; found {number}")
+    if number < least:
+        raise argparse.ArgumentTypeError(f"must be at least {least}; found {number}")
     return number
 
 

@@ -44,14 +44,17 @@ def plan_stdlib(arguments: argparse.Namespace) -> Plan:
     root = standard_library()
     files = python_files(root, _MIN_BYTES_PER_TOKEN * rules.min_tokens)
     # Twice as many candidates as documents wanted: some turn out too short.
-    num_dev_val, num_dev_heldout = 2 * arguments.num_dev_val, 2 * arguments.num_dev_heldout
-    num_evaluation = num_dev_val + num_dev_heldout
+    counts = {
+        "dev_val": arguments.num_dev_val,
+        "dev_heldout": arguments.num_dev_heldout,
+        "confirmation": arguments.num_confirmation,
+    }
+    num_evaluation = 2 * sum(counts.values())
     if len(files) < 2 * num_evaluation:
         raise ValueError(
             f"the standard library must hold at least {2 * num_evaluation} long Python files; "
             f"found {len(files)} in {root}. Use `build text` on files of your own."
         )
-    dev_val, dev_heldout = files[:num_dev_val], files[num_dev_val:num_evaluation]
     notes = [f"Python {sys.version_info.major}.{sys.version_info.minor} standard library"]
     max_training_tokens = 8 * rules.chunk_length
     train, topped_up = _stdlib_training(
@@ -69,21 +72,21 @@ def plan_stdlib(arguments: argparse.Namespace) -> Plan:
             max_chunks=arguments.max_chunks,
             max_document_tokens=max_training_tokens,
         ),
-        SplitPlan(
-            "dev_val",
-            python_shards(root, dev_val, "dev_val"),
-            "documents",
-            max_documents=arguments.num_dev_val,
-            max_document_tokens=max_evaluation_tokens,
-        ),
-        SplitPlan(
-            "dev_heldout",
-            python_shards(root, dev_heldout, "dev_heldout"),
-            "documents",
-            max_documents=arguments.num_dev_heldout,
-            max_document_tokens=max_evaluation_tokens,
-        ),
     ]
+    first = 0
+    for name, count in counts.items():
+        candidates = files[first : first + 2 * count]
+        first += 2 * count
+        if count:
+            split = SplitPlan(
+                name,
+                python_shards(root, candidates, name),
+                "documents",
+                confirmation=name == "confirmation",
+                max_documents=count,
+                max_document_tokens=max_evaluation_tokens,
+            )
+            splits.append(split)
     return BuildPlan("stdlib", splits, rules, arguments.seed, notes), train
 
 

@@ -50,7 +50,8 @@ from evaluation.rules import (
 )
 from evaluation.score import score_runs
 
-_DRAFT_FIELDS = {"title", "set_name", "format", "bootstrap", "contrasts", "rules"}
+_DRAFT_FIELDS = {"title", "set_name", "format", "bootstrap", "contrasts", "rules", "also_scored"}
+_OPTIONAL_FIELDS = {"rules", "also_scored"}
 
 
 def register(draft: dict[str, Any], runs: Sequence[Path], chunk_set: ChunkSet) -> Registration:
@@ -72,10 +73,13 @@ def register(draft: dict[str, Any], runs: Sequence[Path], chunk_set: ChunkSet) -
         for side in ("arm", "baseline")
         for seed in entry["seeds"]
     }
+    # Arms that no contrast names are described, not judged; they too are scored once.
+    for arm, seeds in (draft.get("also_scored") or {}).items():
+        needed |= {(arm, int(seed)) for seed in seeds}
     missing = sorted(f"{arm} (seed {seed})" for arm, seed in needed - set(checkpoints))
     if missing:
         raise ValueError(
-            f"Every arm and seed of the contrasts must be given as a run; missing: "
+            f"Every arm and seed of the draft must be given as a run; missing: "
             f"{', '.join(missing)}."
         )
     problems = _scored_outside(runs, draft["set_name"], None)
@@ -268,13 +272,17 @@ def _with_bounds(entry: dict[str, Any], form: str, find: FindContrast) -> dict[s
 
 
 def _check_draft(draft: dict[str, Any], chunk_set: ChunkSet) -> None:
-    missing = sorted(_DRAFT_FIELDS - {"rules"} - set(draft))
+    missing = sorted(_DRAFT_FIELDS - _OPTIONAL_FIELDS - set(draft))
     unknown = sorted(set(draft) - _DRAFT_FIELDS)
     if missing or unknown:
         raise ValueError(
-            f"A draft must have the fields {', '.join(sorted(_DRAFT_FIELDS))}; missing {missing}, "
+            f"A draft must have the fields {', '.join(sorted(_DRAFT_FIELDS - _OPTIONAL_FIELDS))}, "
+            f"and may have {', '.join(sorted(_OPTIONAL_FIELDS))}; missing {missing}, "
             f"unknown {unknown}."
         )
+    also = draft.get("also_scored") or {}
+    if not (isinstance(also, dict) and all(isinstance(seeds, list) for seeds in also.values())):
+        raise ValueError(f"also_scored must be ARM: [SEEDS], as b_bigram: [44]; got {also!r}.")
     if set(draft["bootstrap"]) != {"num_resamples", "seed"}:
         raise ValueError("bootstrap must have num_resamples and seed.")
     if draft["set_name"] not in chunk_set.evaluation_splits():

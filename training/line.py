@@ -8,17 +8,13 @@ interrupted starts anew.
 """
 
 import argparse
-import json
-import shlex
-import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
-from data_scripts.chunk_set import ChunkSet
 from training.config import load_recipe
+from training.phases import LAUNCHER, Phase, is_finished, prepare_chunk_set, run
 
 RECIPES = Path("training/recipes")  # the commands run in the checkout
 DEMO_ARMS = ("b", "b_table", "lg", "lg_table")
@@ -46,53 +42,9 @@ PROMPT = """def test_empty(self):
         self.assertEqual("""
 
 
-@dataclass
-class Phase:
-    """Prints what a phase does and how long it took."""
-
-    title: str
-
-    def __enter__(self) -> "Phase":
-        print(f"\n\033[1m{self.title}\033[0m", flush=True)
-        self.start = time.perf_counter()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if error[0] is None:
-            print(f"  {time.perf_counter() - self.start:.0f} s", flush=True)
-
-
-def run(*command: str | Path, cwd: Path | None = None, shown: str | None = None) -> None:
-    """Run one command of the line and show it, or `shown` in its place.
-
-    Raises:
-        SystemExit: with the command's exit code, if it fails.
-    """
-    words = [str(word) for word in command]
-    print("  $ " + (shown or shlex.join(["python", *words])), flush=True)
-    code = subprocess.run([sys.executable, *words], cwd=cwd, check=False).returncode
-    if code:
-        sys.exit(code)
-
-
 def launch(recipe: Path, *arguments: str) -> None:
     """Train one recipe under `accelerate launch` with the shipped configuration."""
-    run(
-        *("-m", "accelerate.commands.launch", "--config_file", "accelerate_config.yaml"),
-        *("-m", "training.train", recipe, *arguments),
-    )
-
-
-def is_finished(recipe_path: Path, fingerprint: str) -> bool:
-    """Whether the recipe's run is done, with this recipe and this chunk set."""
-    recipe = load_recipe(recipe_path)
-    try:
-        status = json.loads((recipe.run_dir / "status.json").read_text())
-        results = json.loads((recipe.run_dir / "results.json").read_text())
-    except (OSError, ValueError):
-        return False
-    found = (status["state"], results["recipe_sha256"], results["data_sha256"])
-    return found == ("done", recipe.sha256(), fingerprint)
+    run(*LAUNCHER, "-m", "training.train", recipe, *arguments)
 
 
 def demo() -> None:
@@ -103,20 +55,16 @@ def demo() -> None:
     runs = [folder / "runs" / arm for arm in DEMO_ARMS]
 
     with Phase("Chunk set: long documents from Python's own installed source"):
-        try:
-            ChunkSet.open(chunk_set, verify=True)
-            print(f"  reusing {chunk_set}")
-        except ValueError:
-            run("-m", "data_scripts.build", "stdlib", "--out", chunk_set)
-    fingerprint = ChunkSet.open(chunk_set).fingerprint
+        fingerprint = prepare_chunk_set(chunk_set, "stdlib")
 
     for arm in DEMO_ARMS:
-        recipe = RECIPES / "demo" / f"{arm}.yaml"
-        with Phase(f"Train {arm}: {load_recipe(recipe).description}"):
+        path = RECIPES / "demo" / f"{arm}.yaml"
+        recipe = load_recipe(path)
+        with Phase(f"Train {arm}: {recipe.description}"):
             if is_finished(recipe, fingerprint):
-                print(f"  reusing {load_recipe(recipe).run_dir}")
+                print(f"  reusing {recipe.run_dir}")
             else:
-                launch(recipe, "--overwrite")
+                launch(path, "--overwrite")
 
     with Phase("Score held-out documents in the training format"):
         run(

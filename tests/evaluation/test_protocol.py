@@ -87,6 +87,20 @@ def test_confirm_scores_once_and_says_what_it_found(runs, own_set, registered) -
     assert len(Ledger(own_set.path).events) == len(events)  # nothing is scored twice
 
 
+def test_an_arm_without_a_contrast_is_scored_too(runs, make_run, own_set, tmp_path) -> None:
+    extra = make_run("b_wide", document_table=False, short_window=4)
+    with pytest.raises(ValueError, match=r"missing: b_wide \(seed 44\)"):
+        register(draft(also_scored={"b_wide": [44]}), runs, own_set)
+    with pytest.raises(ValueError, match="also_scored must be"):
+        register(draft(also_scored={"b_wide": 44}), runs, own_set)
+    path = tmp_path / "registration.json"
+    content = register(draft(also_scored={"b_wide": [44]}), [*runs, extra], own_set).content
+    path.write_text(json.dumps(content))
+    confirm(read_registration(path), [*runs, extra], own_set)
+    records = read_records(extra / "records" / "confirm.training.parquet")
+    assert records.header.registration == content["sha256"]
+
+
 def test_the_commands(runs, own_set, tmp_path, capsys) -> None:
     (tmp_path / "draft.yaml").write_text(yaml.safe_dump(draft()))
     out, result = tmp_path / "r.json", tmp_path / "c.json"
