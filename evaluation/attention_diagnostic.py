@@ -1,12 +1,13 @@
 """How much attention a copy gets from its source: the largest weight on the induction key (4.4).
 
-    python -m evaluation.attention_diagnostic RUN... --chunk_set DIR --set dev_val --out FILE.json
+    python -m evaluation.attention_diagnostic RUN... --chunk_set DIR --set dev_val
 
 For every copy whose source the row shows, the largest weight that any head of any layer puts, from
 the position that predicts the target, on the induction key: the position after the source's
 context, which holds the target's earlier occurrence. On the first chunk of the first 40 documents,
-averaged by distance band, beside the mean loss of the same targets. A measurement of attention
-weights, not a circuit analysis.
+averaged by distance band, beside the mean loss of the same targets; for an arm with a table also
+with the table ablated. Writes RUN/attention/SET.json, with the learned query gains, for the report.
+A measurement of attention weights, not a circuit analysis.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from data_scripts import command_line
 from data_scripts.chunk_set import ChunkSet
+from evaluation.attention import BandMeans, Diagnosis, diagnosis_table
 from evaluation.checkpoints import load_model, open_checkpoint
-from evaluation.class_bpb.statistics import BAND_NAMES, BY_BAND, band_ends, grouping_labels
+from evaluation.class_bpb.statistics import BAND_NAMES, band_ends
 from evaluation.formats import EvaluationFormat, RowBatch, TargetSet, iter_rows, load_targets
 from evaluation.plans import check_fit, row_plan
 from evaluation.scoring import batch_nats
-from evaluation.tables import MISSING, Table
 
 NUM_DOCUMENTS = 40
 _NAME = "doctab_induction_weights"
@@ -113,35 +113,15 @@ def _registered() -> Iterator[None]:
     yield
 
 
-@dataclass(frozen=True)
-class Diagnosis:
-    """Means by distance band over the copies whose source the row shows; NaN where there are none.
-
-    Attributes:
-        label: arm and seed, `(ablated)` for a table with no match everywhere.
-        chunk_length: tokens; the bands are fractions of it.
-        weight: band -> mean of the largest weight on the induction key.
-        nats: band -> mean loss of the same targets.
-        num_targets: band -> their number.
-    """
-
-    label: str
-    chunk_length: int
-    weight: dict[str, float]
-    nats: dict[str, float]
-    num_targets: dict[str, int]
-
-
 def diagnose(
-    run: Path, chunk_set: ChunkSet, split: str, ablated: bool = False, num_documents: int = 40
+    run: Path, chunk_set: ChunkSet, split: str, num_documents: int = NUM_DOCUMENTS
 ) -> Diagnosis:
-    """Measure one arm.
+    """Measure one arm, and the same model with its table ablated if it has one.
 
     Args:
         run: run or model folder.
         chunk_set: the prepared data.
         split: an evaluation split, not a confirmation one.
-        ablated: give the model "no match" everywhere.
         num_documents: first documents to look into, the first chunk of each.
 
     Raises:
@@ -151,25 +131,51 @@ def diagnose(
         raise ValueError(f"{split} is a confirmation split: it is opened by `confirm` alone.")
     checkpoint = open_checkpoint(run)
     form = EvaluationFormat().on(chunk_set, split)
-    check_fit(checkpoint, chunk_set, form, ablated)
+    check_fit(checkpoint, chunk_set, form, ablated=False)
     targets = load_targets(chunk_set, split, full_chunks=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model: Any = load_model(checkpoint, device)
-    first = _first_chunks(targets, chunk_set.chunk_length, num_documents)
-    weight, nats, band = [], [], []
-    plan = row_plan(checkpoint, chunk_set, ablated)
+    chunks = _first_chunks(targets, chunk_set.chunk_length, num_documents)
+
+    def measure(ablated: bool) -> BandMeans:
+        plan = row_plan(checkpoint, chunk_set, ablated)
+        batches = iter_rows(targets, form, plan, chunk_set.chunk_length, chunks)
+        found = [_watch(model, batch, targets, checkpoint.has_table, device) for batch in batches]
+        weight, nats, distance = map(np.concatenate, zip(*found, strict=True))
+        return _by_band(weight, nats, distance, chunk_set.chunk_length)
+
     with _registered():
         model.set_attn_implementation(_NAME)
-        for batch in iter_rows(targets, form, plan, chunk_set.chunk_length, first):
-            row, slot, distance = watched_copies(batch, targets)
-            pairs = (row, slot, slot - distance + 1)
-            _RECORDER.watch(*(torch.from_numpy(pair).to(device) for pair in pairs))
-            losses = batch_nats(model, batch, checkpoint.has_table, device)
-            weight.append(_RECORDER.largest.cpu().numpy())
-            nats.append(losses[row, slot])
-            band.append(np.searchsorted(band_ends(chunk_set.chunk_length), distance))
-    name = f"{checkpoint.arm}{' (ablated)' if ablated else ''} s{checkpoint.seed}"
-    return _by_band(name, chunk_set.chunk_length, *map(np.concatenate, (weight, nats, band)))
+        whole = measure(ablated=False)
+        ablated = measure(ablated=True) if checkpoint.has_table else None
+    parameters = model.named_parameters()
+    return Diagnosis(
+        arm=checkpoint.arm,
+        seed=checkpoint.seed,
+        set_name=split,
+        num_documents=len(chunks),
+        chunk_length=chunk_set.chunk_length,
+        checkpoint_sha256=checkpoint.sha256,
+        data_sha256=chunk_set.fingerprint,
+        whole=whole,
+        ablated=ablated,
+        query_gains=[gain.tolist() for name, gain in parameters if name.endswith("query_gain")],
+    )
+
+
+def _watch(
+    model: torch.nn.Module,
+    batch: RowBatch,
+    targets: TargetSet,
+    has_table: bool,
+    device: torch.device,
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    """Largest weight, loss and distance of a batch's watched copies, each [pairs]."""
+    row, slot, distance = watched_copies(batch, targets)
+    pairs = (row, slot, slot - distance + 1)
+    _RECORDER.watch(*(torch.from_numpy(pair).to(device) for pair in pairs))
+    losses = batch_nats(model, batch, has_table, device)
+    return _RECORDER.largest.cpu().numpy(), losses[row, slot], distance
 
 
 def watched_copies(
@@ -194,38 +200,22 @@ def _first_chunks(
 
 
 def _by_band(
-    label: str,
-    chunk_length: int,
     weight: npt.NDArray[np.float32],
     nats: npt.NDArray[np.float32],
-    band: npt.NDArray[np.int64],
-) -> Diagnosis:
+    distance: npt.NDArray[np.int64],
+    chunk_length: int,
+) -> BandMeans:
+    band = np.searchsorted(band_ends(chunk_length), distance)
     counts = np.bincount(band, minlength=len(BAND_NAMES))
-    means = []
-    for values in (weight, nats):
+
+    def means(values: npt.NDArray[np.float32]) -> dict[str, float]:
         sums = np.bincount(band, values.astype(np.float64), len(BAND_NAMES))
         mean = np.full(len(BAND_NAMES), np.nan)
         np.divide(sums, counts, out=mean, where=counts > 0)
-        means.append({name: float(m) for name, m in zip(BAND_NAMES, mean, strict=True)})
-    numbers = {name: int(count) for name, count in zip(BAND_NAMES, counts, strict=True)}
-    return Diagnosis(label, chunk_length, means[0], means[1], numbers)
+        return dict(zip(BAND_NAMES, mean.tolist(), strict=True))
 
-
-def diagnosis_table(found: Sequence[Diagnosis]) -> Table:
-    """One row a band, one column an arm: `weight (nats; targets)`."""
-    labels = grouping_labels(BY_BAND, found[0].chunk_length)[2:]
-    rows = []
-    for name, label in zip(BAND_NAMES, labels, strict=True):
-        cells = [
-            f"{one.weight[name]:.3f} ({one.nats[name]:.3f}; {one.num_targets[name]:,})"
-            if one.num_targets[name]
-            else MISSING
-            for one in found
-        ]
-        rows.append((label, *cells))
-    columns = ("copies", *(one.label for one in found))
-    title = "Largest weight on the induction key (mean nats and number of the same targets)"
-    return Table("attention", title, columns, tuple(rows))
+    numbers = dict(zip(BAND_NAMES, counts.tolist(), strict=True))
+    return BandMeans(means(weight), means(nats), numbers)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -237,7 +227,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--chunk_set", type=Path, required=True, help="folder of the prepared data")
     parser.add_argument("--set", dest="split", default="dev_val", help="evaluation split")
     parser.add_argument("--num_documents", type=int, default=NUM_DOCUMENTS, help="(%(default)s)")
-    parser.add_argument("--out", type=Path, help="JSON file to write as well")
+    parser.add_argument("--out", type=Path, help="also all runs in one JSON file")
     return parser
 
 
@@ -247,16 +237,13 @@ def _run(arguments: argparse.Namespace) -> None:
     chunk_set = ChunkSet.open(arguments.chunk_set)
     found = []
     for run in arguments.runs:
-        for ablated in (False, True)[: 1 + open_checkpoint(run).has_table]:
-            found.append(
-                diagnose(run, chunk_set, arguments.split, ablated, arguments.num_documents)
-            )
+        found.append(diagnose(run, chunk_set, arguments.split, arguments.num_documents))
+        found[-1].write(run)
     print(diagnosis_table(found).to_markdown())
     if arguments.out is not None:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        # JSON has no NaN: a band without copies is null.
-        text = json.dumps([vars(one) for one in found], indent=2).replace("NaN", "null")
-        arguments.out.write_text(text + "\n")
+        content = [one.to_json() for one in found]
+        arguments.out.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from data_scripts import command_line
-from data_scripts.chunk_set import ChunkSet
 from evaluation.contrasts import PARTITIONS, Contrast, contrast, records_bits_per_byte
 from evaluation.figures import write_figure
 from evaluation.reach import explain
@@ -297,7 +296,7 @@ def _parser() -> argparse.ArgumentParser:
         "--exclude", type=Path, help="text file of document ids, one a line, for the exclusions"
     )
     parser.add_argument(
-        "--chunk_set", type=Path, help="take the exclusions from this set's list of overlaps"
+        "--chunk_set", type=Path, help="take the exclusions from this set's manifest.json"
     )
     parser.add_argument(
         "--show_violations",
@@ -319,8 +318,12 @@ def _excluded(arguments: argparse.Namespace) -> set[str]:
     if arguments.exclude is not None:
         found |= set(read_document_list(arguments.exclude))
     if arguments.chunk_set is not None:
-        splits = ChunkSet.open(arguments.chunk_set).manifest["splits"]
-        for entry in splits.values():
+        manifest = arguments.chunk_set / "manifest.json"  # the arrays may be elsewhere
+        if not manifest.is_file():
+            raise ValueError(
+                f"--chunk_set must hold manifest.json; {arguments.chunk_set} does not."
+            )
+        for entry in json.loads(manifest.read_text())["splits"].values():
             found |= {overlap["document"] for overlap in entry.get("overlaps", ())}
     return found
 

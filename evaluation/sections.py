@@ -12,6 +12,7 @@ import numpy as np
 from evaluation.paper import beside, by_seed
 from evaluation.records import filter_records
 from evaluation.section import Section, all_pairs, pair_hashes, pair_name, paper_text
+from evaluation.section_attention import attention
 from evaluation.sections_controls import (
     ablation,
     both_formats,
@@ -38,6 +39,7 @@ def text_sections(study: Study, exclude: Collection[str] = ()) -> list[Section]:
         matched_flops,
         visibility_split,
         ablation,
+        attention,
         dropout,
         reach_mistakes,
         both_formats,

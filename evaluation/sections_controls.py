@@ -7,7 +7,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from safetensors import safe_open
 
 from evaluation.class_bpb.statistics import BY_BAND, CLASS_NAMES, grouping_labels
 from evaluation.contrasts import Contrast, records_bits_per_byte
@@ -103,8 +102,11 @@ def temperature(study: Study) -> Section:
     section = _special_arms(study, title, "temperature", pairs, published, "band")
     rows = []
     for arm, seed in scaled:
-        for layer, gains in enumerate(_query_gains(study, arm, seed)):
-            rows.append((arm, str(seed), str(layer), " ".join(f"{g:.2f}" for g in gains)))
+        diagnoses = study.attention(arm, seed).values()
+        query_gains = next((one.query_gains for one in diagnoses), [])
+        for layer, gains in enumerate(query_gains or [[]]):
+            shown = " ".join(f"{gain:.2f}" for gain in gains) or MISSING
+            rows.append((arm, str(seed), str(layer) if gains else MISSING, shown))
     if not rows:
         return section
     columns = ("arm", "seed", "layer", "gain of each head")
@@ -112,19 +114,6 @@ def temperature(study: Study) -> Section:
         "learned_gains", "Learned gains g_h (paper: 1.2 to 2.3, one 7.3)", columns, tuple(rows)
     )
     return Section(section.title, section.text, (*section.tables, learned))
-
-
-def _query_gains(study: Study, arm: str, seed: int) -> list[list[float]]:
-    """Each layer's learned query gains, from the weights; empty where there are none."""
-    run = study.run(arm, seed)
-    found: dict[int, list[float]] = {}
-    for file in sorted((run / "final").glob("*.safetensors")) if run else ():
-        # The gains alone: numpy has no type for the bfloat16 embeddings beside them.
-        with safe_open(file, framework="numpy") as tensors:
-            for name in [key for key in tensors.keys() if key.endswith("query_gain")]:  # noqa: SIM118
-                layer = int(name.split("layers.")[1].split(".")[0])
-                found[layer] = [float(gain) for gain in tensors.get_tensor(name)]
-    return [found[layer] for layer in sorted(found)]
 
 
 def _special_arms(

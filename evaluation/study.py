@@ -11,6 +11,8 @@ from typing import Any
 
 import yaml
 
+from evaluation.attention import FOLDER as ATTENTION_FOLDER
+from evaluation.attention import Diagnosis, read_diagnosis
 from evaluation.contrasts import Contrast, contrast, records_bits_per_byte
 from evaluation.identity import checkpoint_sha256
 from evaluation.records import Records, read_records
@@ -37,7 +39,8 @@ def read_sources(paths: Sequence[Path]) -> list[Source]:
     """Read the records of run folders (their mixtures too) and records files.
 
     Raises:
-        ValueError: if a path holds no records, or they are of another checkpoint than the run's.
+        ValueError: if a path holds no records, or they or the run's attention files are of another
+            checkpoint.
     """
     found: dict[Path, Source] = {}
     for path in paths:
@@ -57,6 +60,7 @@ def read_sources(paths: Sequence[Path]) -> list[Source]:
                 run = path
             found[file.resolve()] = Source(file, read_records(file), run)
     _refuse_stale(list(found.values()))
+    _refuse_other_attention(list(found.values()))
     return list(found.values())
 
 
@@ -76,6 +80,23 @@ def _refuse_stale(sources: Sequence[Source]) -> None:
                 f"{source.records.header.checkpoint_sha256[:12]}, the folder holds "
                 f"{current[:12]}. Score again."
             )
+
+
+def _refuse_other_attention(sources: Sequence[Source]) -> None:
+    """Refuse attention files that are not of the checkpoint that the records are of."""
+    hashes: dict[Path, set[str]] = {}
+    for source in sources:
+        if source.run is not None:
+            hashes.setdefault(source.run, set()).add(source.records.header.checkpoint_sha256)
+    for run, known in hashes.items():
+        for file in sorted((run / ATTENTION_FOLDER).glob("*.json")):
+            found = read_diagnosis(file).checkpoint_sha256
+            if known != {found}:
+                raise ValueError(
+                    f"{file} is of another checkpoint than the run's records: {found[:12]}, not "
+                    f"{', '.join(sorted(one[:12] for one in known))}. Run python -m "
+                    "evaluation.attention_diagnostic again."
+                )
 
 
 @dataclass(frozen=True)
@@ -186,6 +207,14 @@ class Study:
             if (header.arm, header.seed) == (arm, seed) and source.run is not None:
                 return source.run
         return None
+
+    def attention(self, arm: str, seed: int) -> dict[str, Diagnosis]:
+        """Set name -> the run's diagnosis on it, of this study's data."""
+        run = self.run(arm, seed)
+        files = sorted((run / ATTENTION_FOLDER).glob("*.json")) if run else []
+        data = {source.records.header.data_sha256 for source in self.sources}
+        found = [read_diagnosis(file) for file in files]
+        return {one.set_name: one for one in found if one.data_sha256 in data}
 
     def results(self, arm: str, seed: int) -> dict[str, Any]:
         """The run's results.json, empty where there is none."""

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from evaluation import attention_diagnostic
-from evaluation.attention_diagnostic import diagnose, diagnosis_table, main
+from evaluation.attention import diagnosis_table, read_diagnosis
+from evaluation.attention_diagnostic import diagnose, main
 from evaluation.checkpoints import load_model, open_checkpoint
 from evaluation.class_bpb.statistics import BAND_NAMES, band_ends
 from evaluation.formats import EvaluationFormat, iter_rows, load_targets
@@ -30,7 +31,9 @@ ARMS = [
 def test_equals_eager_attention(make_run, chunk_set, monkeypatch, changes, ablated) -> None:
     monkeypatch.setattr(attention_diagnostic, "_QUERY_BLOCK", 5)  # blocks that do not divide rows
     run = make_run("arm", **changes)
-    found = diagnose(run, chunk_set, "dev", ablated, num_documents=5)
+    diagnosis = diagnose(run, chunk_set, "dev", num_documents=5)
+    found = diagnosis.ablated if ablated else diagnosis.whole
+    assert found is not None
     checkpoint = open_checkpoint(run)
     model = load_model(checkpoint, torch.device("cpu"))
     model.set_attn_implementation("eager")
@@ -69,21 +72,38 @@ def test_equals_eager_attention(make_run, chunk_set, monkeypatch, changes, ablat
             assert found.nats[name] == pytest.approx(np.mean(nats[i]), abs=1e-4)
         else:
             assert np.isnan(found.weight[name])
+    gains = {name: p.tolist() for name, p in model.named_parameters() if "query_gain" in name}
+    assert diagnosis.query_gains == list(gains.values())
+    assert bool(gains) == ("query_scaling" in changes)
 
 
 def test_the_command(make_run, chunk_set, tmp_path, capsys) -> None:
-    runs = [make_run("b", document_table=False), make_run("b_table")]
+    runs = [make_run("b", document_table=False), make_run("b_table", query_scaling="head_gain")]
     command = [*map(str, runs), "--chunk-set", str(chunk_set.path), "--set"]
     out = tmp_path / "d" / "attention.json"
     assert main([*command, "dev", "--num-documents", "2", "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "b_table (ablated) s44" in printed
     written = json.loads(out.read_text())
-    assert [one["label"] for one in written] == ["b s44", "b_table s44", "b_table (ablated) s44"]
-    assert written[0]["weight"]["beyond"] is None  # no row shows so far back
+    assert written == [json.loads((run / "attention" / "dev.json").read_text()) for run in runs]
+    assert written[0]["whole"]["weight"]["beyond"] is None  # no row shows so far back
+    assert [one["ablated"] is None for one in written] == [True, False]
     assert main([*command, "confirm"]) == 2
     assert "opened by `confirm` alone" in capsys.readouterr().err
     assert main([*command, "dev", "--num_documents", "0"]) == 2
-    table = diagnosis_table([diagnose(runs[0], chunk_set, "dev")])
-    assert table.rows[-1][1] == "—"
+    found = [read_diagnosis(run / "attention" / "dev.json") for run in runs]
+    assert [one.checkpoint_sha256 for one in found] == [open_checkpoint(run).sha256 for run in runs]
+    table = diagnosis_table(found)
+    assert [row[0] for row in table.rows] == ["b s44", "b_table s44", "b_table (ablated) s44"]
+    assert table.rows[0][-1] == "—"
+    count = found[0].whole.num_targets["to_1_16"]
+    assert table.rows[0][1].endswith(f"; {count})")
     assert ROW_LENGTH < CHUNK_LENGTH
+
+
+def test_other_files_are_refused(tmp_path) -> None:
+    path = tmp_path / "dev.json"
+    for text in ("{", "[]", "{}", '{"arm": "b"}'):
+        path.write_text(text)
+        with pytest.raises(ValueError, match="must be written by python -m evaluation.attention"):
+            read_diagnosis(path)

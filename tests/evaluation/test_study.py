@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,10 +15,15 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
+from evaluation.attention import BandMeans, Diagnosis
+from evaluation.attention_diagnostic import main as diagnose_main
+from evaluation.class_bpb.statistics import BAND_NAMES
 from evaluation.contrasts import contrast, records_bits_per_byte
 from evaluation.identity import checkpoint_sha256
+from evaluation.mixture import main as mixture_main
 from evaluation.records import ReachCounts, Records, filter_records, write_records
 from evaluation.report import build_report, main
+from evaluation.score import main as score_main
 from evaluation.study import make_studies, read_sources
 from tests.evaluation.test_records import make_records
 from tests.evaluation.test_report import improved
@@ -199,14 +205,7 @@ def test_sections_find_their_arms(tmp_path: Path) -> None:
             model=lg | {"hidden_size": 768, "document_table": True},
         ),
     ]
-    gains = torch.tensor([1.25, 7.3])
-    (runs[3] / "final").mkdir()
-    (runs[3] / "final" / "config.json").write_text("{}")
-    weights = {"model.layers.1.self_attn.query_gain": gains, "e": gains.bfloat16()}
-    save_file(weights, runs[3] / "final" / "model.safetensors")
-    header = replace(arm("heads").header, checkpoint_sha256=checkpoint_sha256(runs[3] / "final"))
-    changed = replace(arm("heads", 0.03), header=header)
-    write_records(changed, runs[3] / "records" / "dev_val.training.parquet")
+    diagnosis(arm("heads"), 0.2, query_gains=[[1.0, 1.0], [1.25, 7.3]]).write(runs[3])
     out = tmp_path / "out"
     build_report(runs, out, num_resamples=20, exclude={"one", "elsewhere"}, show_violations=True)
     text = (out / "report.md").read_text()
@@ -215,7 +214,9 @@ def test_sections_find_their_arms(tmp_path: Path) -> None:
     profile = read_table(out, "text.ablation.b_table.s44.dev_val.training.nats")
     assert list(profile["order 0"])[1:] == ["b s44", "b_table s44", "b_table (ablated) s44"]
     assert "b_table_half over b s44" in read_table(out, "text.dropout.gain")
-    assert read_table(out, "text.learned_gains")["heads 44"]["gain of each head"] == "1.25 7.30"
+    with (out / "text.learned_gains.csv").open() as file:
+        layers = [(row["layer"], row["gain of each head"]) for row in csv.DictReader(file)]
+    assert layers == [("0", "1.00 1.00"), ("1", "1.25 7.30")]
     assert "heads over b s44" in read_table(out, "text.temperature.gain")
     formats = (out / "text.formats.gain.csv").read_text()
     assert "stride8-chunk" in formats
@@ -236,7 +237,106 @@ def test_sections_find_their_arms(tmp_path: Path) -> None:
     assert split is not None
     hidden = math.fsum(gain for name, gain in split.items() if name.endswith("hidden"))
     assert visible["hidden copies"].startswith(f"{hidden:+.4f} / +0.0277")
-    assert "Missing" not in text.split("### Both reach")[0].split("### Copies")[1]
+    assert "Missing" not in text.split("### Attention to")[0].split("### Copies")[1]
+    assert "Missing" not in text.split("### Both reach")[0].split("### Table dropout")[1]
+
+
+def diagnosis(
+    records: Records, weight: float, ablated: float | None = None, **changes
+) -> Diagnosis:
+    """Of the records' checkpoint; each band has one target more than the one before, from none."""
+
+    def means(value: float) -> BandMeans:
+        counts = {name: i for i, name in enumerate(BAND_NAMES)}
+        values = {name: value if i else math.nan for name, i in counts.items()}
+        return BandMeans(values, {name: 10 * v for name, v in values.items()}, counts)
+
+    h = records.header
+    facts = {"num_documents": 40, "chunk_length": h.chunk_length, "query_gains": []} | changes
+    hashes = {"checkpoint_sha256": h.checkpoint_sha256, "data_sha256": h.data_sha256}
+    last = None if ablated is None else means(ablated)
+    return Diagnosis(h.arm, h.seed, h.set_name, whole=means(weight), ablated=last, **hashes | facts)
+
+
+def test_attention_beside_the_paper(tmp_path: Path) -> None:
+    base = improved(BASE, 0.0, arm="a")
+    table = arm("a_table", baseline="a")
+    scaled = arm("a_log_length", baseline="a", has_table=False)
+    runs = [write_run(tmp_path / one.header.arm, one) for one in (base, table, scaled)]
+    diagnosis(base, 0.25).write(runs[0])
+    diagnosis(table, 0.125, 0.0625).write(runs[1])
+    out = tmp_path / "out"
+    build_report(runs, out, num_resamples=5)
+    text = (out / "report.md").read_text()
+    assert "Missing: a_log_length s44 (python -m evaluation.attention_diagnostic)" in text
+    rows = read_table(out, "text.attention.dev_val")
+    columns = [f"{name}: ours / paper / difference" for name in ("largest weight", "nats")]
+    cells = {arm: [row[column] for column in columns] for arm, row in rows.items()}
+    assert cells == {
+        "a s44": ["0.250 / 0.140 / +0.110", "2.500 / 1.047 / +1.453"],
+        "a_table s44": ["0.125 / 0.069 / +0.056", "1.250 / 1.008 / +0.242"],
+        "a_table (ablated) s44": ["0.062 / 0.002 / +0.060", "0.625 / 2.354 / -1.729"],
+        "a_log_length s44": ["— / 0.310 / —", "— / — / —"],
+    }
+    assert rows["a s44"]["copies"] == "4"
+    assert rows["a s44"]["weights"] == base.header.checkpoint_sha256[:8]
+    bands = read_table(out, "text.attention.dev_val.bands")
+    assert list(bands["a s44"].values())[1:3] == ["—", "0.250 (2.500; 1)"]
+    assert "a_log_length s44" not in bands
+
+
+def test_attention_of_another_checkpoint_or_data(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "b", BASE)
+    path = diagnosis(BASE, 0.25, data_sha256="f" * 64).write(run)
+    build_report([run], tmp_path / "out", num_resamples=5)
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "Missing: b s44 (python -m evaluation.attention_diagnostic)" in text
+    diagnosis(BASE, 0.25, checkpoint_sha256="0" * 64).write(run)
+    with pytest.raises(ValueError, match=r"dev_val\.json is of another checkpoint than the run's"):
+        build_report([run], tmp_path / "out")
+    path.write_text("{}")
+    with pytest.raises(ValueError, match="must be written by python -m evaluation.attention"):
+        build_report([run], tmp_path / "out")
+
+
+def test_the_report_needs_no_weights_and_no_scores(make_run, own_set, tmp_path: Path) -> None:
+    set_path = str(own_set.path)
+    whole = [
+        make_run("b", document_table=False),
+        make_run("b_table", baseline="b"),
+        make_run("b_head_gain", baseline="b", document_table=False, query_scaling="head_gain"),
+    ]
+    names = list(map(str, whole))
+    score = ["--chunk_set", set_path, "--sets", "dev"]
+    assert score_main([*names, *score]) == 0
+    assert score_main([names[1], *score, "--ablate_table"]) == 0
+    for reach in ("chunk", "window"):
+        assert score_main([*names, *score, "--format", "stride", "--reach", reach]) == 0
+    assert mixture_main([names[0], "--chunk_set", set_path, "--fit_set", "dev", *score[2:]]) == 0
+    assert diagnose_main([*names, "--chunk_set", set_path, "--set", "dev"]) == 0
+    manifest = json.loads((own_set.path / "manifest.json").read_text())
+    overlap = {"document": own_set.document_list("dev")["ids"][0], "split": "train", "equals": "x"}
+    manifest["splits"]["dev"]["overlaps"] = [overlap]
+    (own_set.path / "manifest.json").write_text(json.dumps(manifest))
+    bare = tmp_path / "bare"
+    (bare / "set").mkdir(parents=True)
+    shutil.copy(own_set.path / "manifest.json", bare / "set")
+    for run in whole:
+        lines = [json.dumps({"update": i, "loss": 5.0, "update_seconds": 0.5}) for i in range(13)]
+        (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+        shutil.copytree(run, bare / run.name, ignore=shutil.ignore_patterns("final", "scores"))
+    found = []
+    for folder in (tmp_path, bare):
+        runs, out = [str(folder / run.name) for run in whole], folder / "report"
+        options = ["--num_resamples", "5", "--show_violations", "--quiet", "--out", str(out)]
+        overlaps = own_set.path if folder == tmp_path else bare / "set"
+        assert main([*runs, *options, "--chunk_set", str(overlaps)]) == 0
+        found.append({f.name: f.read_bytes() for f in out.iterdir() if f.suffix in (".csv", ".md")})
+    assert not list(bare.rglob("*.safetensors")) + list(bare.rglob("*.npz"))
+    assert found[0] == found[1]
+    assert {"text.learned_gains.csv", "text.attention.dev.csv", "text.mixture.csv"} <= {*found[1]}
+    assert {"text.reach.csv", "text.overlaps.csv", "text.step_times.csv"} <= {*found[1]}
+    assert b"Missing: python -m evaluation" not in found[1]["report.md"]
 
 
 def test_missing_parts_are_named(tmp_path: Path) -> None:
