@@ -38,9 +38,18 @@ def run(*command: str | Path, cwd: Path | None = None, shown: str | None = None)
     """
     words = [str(word) for word in command]
     print("  $ " + (shown or shlex.join(["python", *words])), flush=True)
-    code = subprocess.run([sys.executable, *words], cwd=cwd, check=False).returncode
+    code = wait_for(subprocess.Popen([sys.executable, *words], cwd=cwd))
     if code:
         sys.exit(code)
+
+
+def wait_for(process: subprocess.Popen[bytes]) -> int:
+    """The exit code of a command; Ctrl-C reaches it too, and a run takes its time to save."""
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            continue
 
 
 def prepare_chunk_set(folder: Path, *build: str | Path) -> str:

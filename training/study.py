@@ -170,7 +170,7 @@ class Study:
             closer = [arm for arm in arms if arm.recipe.seed == detail.seed]
             self._score(arms, group.data, group.sets)
             if detail.packed is not None and group.data != detail.packed[0]:
-                self._score(closer, detail.packed[0], [detail.packed[1]])
+                self._score(arms, detail.packed[0], [detail.packed[1]])
             if group.detailed:
                 self._look_closely(closer, group.data)
         self._mix(with_confirmation=False)
@@ -239,7 +239,7 @@ class Study:
             print(f"  reusing {self._registration}")
             return
         run(
-            *("-m", "evaluation.protocol", "register", self.plan.registration, *self._long_runs()),
+            *("-m", "evaluation.protocol", "register", self.plan.registration, *self.runs()),
             *("--chunk_set", self._long_data(), "--out", self._registration),
         )
 
@@ -253,7 +253,7 @@ class Study:
         else:
             run(
                 *(*_on_all_devices(), "-m", "evaluation.protocol", "confirm", self._registration),
-                *(*self._long_runs(), "--chunk_set", self._long_data(), "--out", confirmed),
+                *(*self.runs(), "--chunk_set", self._long_data(), "--out", confirmed),
             )
         self._mix(with_confirmation=True)
         self.report()
@@ -281,10 +281,6 @@ class Study:
     def _long_data(self) -> Path:
         """The chunk set that has a confirmation split: the first group's."""
         return self.out / next(iter(self.groups.values())).data
-
-    def _long_runs(self) -> list[Path]:
-        data = self._long_data().name
-        return self.runs([arm for arm in self.arms if arm.data == data])
 
 
 def _on_all_devices() -> tuple[str, ...]:

@@ -33,7 +33,7 @@ class Detail:
     set_name: str = "dev_val"
     """Split of the strides, ablations, attention weights and the mixture's fit."""
     packed: tuple[str, str] | None = None
-    """Chunk set and split of packed rows that every arm of this seed is scored on (Table 1)."""
+    """Chunk set and split of packed rows that every arm is scored on too (Table 1)."""
     mixture: tuple[str, ...] = ()
     """Arms without a table that get the output mixture."""
     attention: tuple[str, ...] = ()

@@ -1,0 +1,148 @@
+"""`training.study`: runs side by side, Ctrl-C, and going on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from training.study import Study
+from training.study_plan import read_study
+
+ROOT = Path(__file__).parents[2]
+
+
+def write_study(folder: Path, num_updates: int) -> Path:
+    recipe = {
+        "name": "b",
+        "model": {
+            "vocab_size": 300,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "head_dim": 16,
+            "max_position_embeddings": 32,
+            "query_scaling_base": 32,
+            "document_table": False,
+        },
+        "data": {"chunk_length": 64},
+        "training": {
+            "num_updates": num_updates,
+            "tokens_per_update": 256,
+            "tokens_per_micro_batch": 256,
+        },
+    }
+    arms = folder / "recipes"
+    arms.mkdir()
+    (arms / "b.yaml").write_text(yaml.safe_dump(recipe))
+    table = {"base": "b.yaml", "name": "b_table", "baseline": "b"}
+    (arms / "b_table.yaml").write_text(yaml.safe_dump(table | {"model": {"document_table": True}}))
+    study = {
+        "title": "tiny",
+        "recipes": str(arms),
+        "data": {"chunk_set": ["data_scripts.verify {out}/chunk_set"]},
+        "groups": {
+            "core": {"data": "chunk_set", "sets": ["dev"], "arms": {"b": [44], "b_table": [44]}}
+        },
+    }
+    path = folder / "study.yaml"
+    path.write_text(yaml.safe_dump(study))
+    return path
+
+
+@pytest.fixture
+def out(tmp_path, chunk_set) -> Path:
+    folder = tmp_path / "study"
+    folder.mkdir()
+    (folder / "chunk_set").symlink_to(chunk_set)
+    return folder
+
+
+def start(study: Path, out: Path, *more: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "training.study", study, "--out", out, "--yes", *more]
+    return subprocess.Popen(
+        [*map(str, command), "--until", "runs"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for_updates(process: subprocess.Popen[str], out: Path, runs: int, least: int) -> None:
+    """Until so many runs have done `least` updates."""
+    deadline = time.monotonic() + 120
+    while True:
+        done = [p.read_text().count("\n") for p in out.glob("runs/*/metrics.jsonl")]
+        if sum(count >= least for count in done) >= runs:
+            return
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
+        time.sleep(0.1)
+
+
+def states(out: Path) -> set[str]:
+    found = [json.loads(p.read_text())["state"] for p in out.glob("runs/*/status.json")]
+    return set(found)
+
+
+@pytest.mark.multi_process
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_ctrl_c_saves_every_run_and_the_same_command_goes_on(tmp_path, out, jobs):
+    study = write_study(tmp_path, 3000)
+    process = start(study, out, "--jobs", jobs)
+    wait_for_updates(process, out, int(jobs), 3)
+    os.killpg(process.pid, signal.SIGINT)  # what a terminal sends
+    printed = process.communicate(timeout=60)[0]
+    assert process.returncode in (1, 75), printed
+    assert states(out) == {"stopped"}, printed
+    updates = [json.loads(p.read_text())["update"] for p in out.glob("runs/*/status.json")]
+    assert all(0 < update < 3000 for update in updates)
+
+    # The same command goes on where they stopped.
+    again = start(study, out, "--jobs", jobs)
+    wait_for_updates(again, out, int(jobs), max(updates) + 3)
+    os.killpg(again.pid, signal.SIGINT)
+    again.communicate(timeout=60)
+    lines = (out / "runs/b_s44/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["update"] for line in lines] == list(range(len(lines)))
+
+
+def test_a_failed_run_stops_the_study_and_is_named(tmp_path, out):
+    study = write_study(tmp_path, 4)
+    # Only the trainer can know that the rows are too long for the chunks.
+    recipe = yaml.safe_load((tmp_path / "recipes/b_table.yaml").read_text())
+    recipe["model"]["vocab_size"] = 301
+    (tmp_path / "recipes/b_table.yaml").write_text(yaml.safe_dump(recipe))
+    process = start(study, out, "--jobs", "2")
+    printed = process.communicate(timeout=120)[0]
+    assert process.returncode == 1
+    assert "error: b_table_s44 ended with exit code 2, see " in printed
+    assert "model.vocab_size is 301" in (out / "logs/b_table_s44.log").read_text()
+
+
+def test_finished_runs_are_not_trained_again(tmp_path, out):
+    study = write_study(tmp_path, 2)
+    process = start(study, out, "--jobs", "2")
+    assert process.communicate(timeout=120)[0].startswith("tiny\n2 runs to train: about 0.0 hours")
+    assert process.returncode == 0
+    assert not list(out.glob("runs/*/checkpoints"))
+    plan = read_study(study)
+    assert all(arm.is_done for arm in Study(plan, out).arms)
+    recipe = yaml.safe_load((tmp_path / "recipes/b.yaml").read_text())
+    recipe["training"]["num_updates"] = 3
+    (tmp_path / "recipes/b.yaml").write_text(yaml.safe_dump(recipe))
+    assert not any(arm.is_done for arm in Study(plan, out).arms)
+
+
+def test_unknown_groups_are_named(tmp_path, out):
+    plan = read_study(write_study(tmp_path, 2))
+    with pytest.raises(ValueError, match="'cores' is none"):
+        Study(plan, out, groups=["cores"])
