@@ -16,6 +16,7 @@ from typing import Any
 import jinja2
 
 from evaluation.contrasts import Contrast, records_bits_per_byte
+from evaluation.paper import paper_arm
 from evaluation.records import Records
 from evaluation.section import pair_hashes
 from evaluation.study import Study
@@ -23,7 +24,7 @@ from evaluation.tables import signed
 
 
 class Page:
-    """The functions that a template may call; `arm` and `baseline` are recipe names."""
+    """The functions that a template may call; arms go by their recipe's name."""
 
     def __init__(self, study: Study) -> None:
         self._study = study
@@ -92,7 +93,7 @@ class Page:
         Raises:
             ValueError: if the run or the key is missing.
         """
-        results = self._study.results(arm, seed)
+        results = self._study.results(paper_arm(arm), seed)
         if key not in results:
             raise ValueError(f"the page needs {key} in the results.json of {arm}, seed {seed}")
         return format(results[key], form)
@@ -125,7 +126,7 @@ class Page:
     def _records(
         self, arm: str, seed: int, set_name: str, form: str, ablated: bool = False
     ) -> Records:
-        found = self._study.records(arm, seed, set_name, form, ablated)
+        found = self._study.records(paper_arm(arm), seed, set_name, form, ablated)
         if found is None:
             how = f"{form} format{', ablated' if ablated else ''}"
             raise ValueError(f"the page needs records of {arm}, seed {seed}, on {set_name}, {how}")

@@ -32,6 +32,18 @@ def paper_rows(number: int) -> list[dict[str, Any]]:
     return rows
 
 
+def paper_arm(arm: str) -> str:
+    """The arm of the paper that one of `training/recipes/small` stands for: lg_table, lg512_table.
+
+    Any other name is returned as it is.
+    """
+    analogues: dict[str, str] = paper_results()["analogues"]
+    for small in sorted(analogues, key=len, reverse=True):
+        if arm == small or arm.startswith(f"{small}_"):
+            return analogues[small] + arm.removeprefix(small)
+    return arm
+
+
 def by_seed(values: list[float] | None, seed: int) -> float | None:
     """The value of a seed in one of the file's lists: 44 is first, 45 second."""
     place = seed - 44

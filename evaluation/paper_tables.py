@@ -61,7 +61,7 @@ def table_1(study: Study) -> Table:
         millions = None if parameters is None else parameters / 1e6
         rows.append(
             (
-                row.get("name", arm),
+                study.own_name(arm, row.get("name", arm)),
                 str(seed),
                 *cells,
                 _scientific(flops, paper_flops),
@@ -103,7 +103,7 @@ def table_2(study: Study) -> Table:
         paper_improved = by_seed(row.get("documents_improved"), seed)
         rows.append(
             (
-                f"{row.get('name', baseline)} -> {arm}",
+                study.own_name(arm, f"{row.get('name', baseline)} -> {arm}"),
                 str(seed),
                 *cells,
                 _intervals(chosen, by_seed(row.get("interval"), seed)),
@@ -144,7 +144,7 @@ def table_3(study: Study) -> Table:
         digest = str(results.get("final_sha256", MISSING))[:8]
         rows.append(
             (
-                row.get("name", arm),
+                study.own_name(arm, row.get("name", arm)),
                 str(seed),
                 _scientific(results.get("flops_per_token"), paper.get("flops_per_token")),
                 _scientific(
@@ -316,7 +316,9 @@ def table_7(study: Study) -> Table:
             *(study.records(one, 44, name) for one in (baseline, arm) for name in sets)
         )
         flops = study.results(baseline, 44).get("flops_per_token")
-        rows.append((str(row["width"]), _scientific(flops, row["flops_per_token"]), *cells, hashes))
+        width = study.recipe(baseline, 44).get("model", {}).get("hidden_size", row["width"])
+        label = f"{row['width']}" if width == row["width"] else f"{row['width']}, ours {width}"
+        rows.append((label, _scientific(flops, row["flops_per_token"]), *cells, hashes))
     columns = [
         f"{what}, {SET_NAMES[name]}" for name in sets for what in ("LG512", "+ table", "gain")
     ]

@@ -22,6 +22,7 @@ from typing import Any
 from data_scripts import command_line
 from evaluation.contrasts import PARTITIONS, Contrast, contrast, records_bits_per_byte
 from evaluation.figures import write_figure
+from evaluation.page import write_page
 from evaluation.reach import explain
 from evaluation.records import Records, read_document_list
 from evaluation.study import Source, Study, make_studies, read_results, read_sources
@@ -73,6 +74,7 @@ def build_report(
     seed: int = 0,
     exclude: Collection[str] = (),
     show_violations: bool = False,
+    page: Path | None = None,
 ) -> Report:
     """Read records, pair arms with their baselines, and write tables, figures and gains.
 
@@ -83,6 +85,7 @@ def build_report(
         seed: of the document bootstrap.
         exclude: documents that overlap with training documents; gains are also given without them.
         show_violations: go on where a table knew less than its rows show.
+        page: template of a page of prose, see `evaluation.page`.
 
     Returns:
         The report; `text` is what the command prints. Each run folder among `paths` also gets
@@ -90,8 +93,8 @@ def build_report(
 
     Raises:
         ValueError: if a path holds no records, records are older than their checkpoint or violate
-            the reach of training, two records of one arm and seed differ, or an arm and its
-            baseline were not scored on the same documents.
+            the reach of training, two records of one arm and seed differ, an arm and its
+            baseline were not scored on the same documents, or a page asks for what is not there.
     """
     given = list({Path(path).resolve(): Path(path) for path in paths}.values())
     sources = read_sources(given)
@@ -107,7 +110,12 @@ def build_report(
         _build_group(names[key], grouped[key], num_resamples, seed) for key in headline_first
     )
     bootstrap = {"num_resamples": num_resamples, "seed": seed}
-    files = _write_files(groups, make_studies(sources, bootstrap), Path(out), exclude)
+    studies = make_studies(sources, bootstrap)
+    if page is not None and len(studies) > 1:
+        raise ValueError("A page is of one chunk set; give the runs of one.")
+    files = _write_files(groups, studies, Path(out), exclude)
+    if page is not None:
+        files.append(write_page(studies[0], page))
     files += _write_gains(given, sources, groups, bootstrap)
     return Report(groups, tuple(files))
 
@@ -303,6 +311,9 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="report scores whose table knew less than the row shows (Section 4.6)",
     )
+    parser.add_argument(
+        "--page", type=Path, help="template of a page of prose to fill too (evaluation/page.py)"
+    )
     printed = parser.add_mutually_exclusive_group()
     printed.add_argument(
         "--quiet", action="store_true", help="print only where the files were written"
@@ -336,6 +347,7 @@ def _run(arguments: argparse.Namespace) -> None:
         arguments.seed,
         _excluded(arguments),
         arguments.show_violations,
+        arguments.page,
     )
     if arguments.summary:
         print("\n\n".join(group.summary for group in report.groups))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 
 import numpy as np
 
-from evaluation.paper import beside, by_seed
+from evaluation.paper import beside, by_seed, paper_arm
 from evaluation.records import filter_records
 from evaluation.section import Section, all_pairs, pair_hashes, pair_name, paper_text
 from evaluation.section_attention import attention
@@ -144,7 +144,7 @@ def robustness(study: Study) -> Section:
         header, comparison = found.arm.header, found.comparison
         on = header.set_name == "confirmation"
         papers = [
-            by_seed(published[key].get(header.arm), header.seed) if on else None
+            by_seed(published[key].get(paper_arm(header.arm)), header.seed) if on else None
             for key in ("gain_without_top_decile", "median_document_gain")
         ]
         rows.append(
@@ -175,7 +175,7 @@ def mixtures(study: Study) -> Section:
         header = found.arm.header
         if not header.arm.endswith("_mixture"):
             continue
-        base = header.baseline or ""
+        base = paper_arm(header.baseline or "")
         learned = study.contrast(f"{base}_table", base, header.seed, header.set_name)
         low, high = found.comparison.gain_interval
         rows.append(

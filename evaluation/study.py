@@ -15,6 +15,7 @@ from evaluation.attention import FOLDER as ATTENTION_FOLDER
 from evaluation.attention import Diagnosis, read_diagnosis
 from evaluation.contrasts import Contrast, contrast, records_bits_per_byte
 from evaluation.identity import checkpoint_sha256
+from evaluation.paper import paper_arm
 from evaluation.records import Records, read_records
 
 # A set's column in Table 1 -> where its records are: set names in the packed format.
@@ -103,6 +104,8 @@ def _refuse_other_attention(sources: Sequence[Source]) -> None:
 class Study:
     """The records of one chunk set, with packed sets beside it.
 
+    Arms go by the paper's names here: a small one stands where its original would (`paper_arm`).
+
     Attributes:
         data_sha256: the chunk set's fingerprint.
         sources: records and their runs.
@@ -116,11 +119,22 @@ class Study:
 
     @cached_property
     def _by_key(self) -> dict[tuple[str, int, str, str, bool], Source]:
-        found = {}
+        found: dict[tuple[str, int, str, str, bool], Source] = {}
         for source in self.sources:
             h = source.records.header
-            found[h.arm, h.seed, h.set_name, h.format, h.ablated] = source
+            key = (paper_arm(h.arm), h.seed, h.set_name, h.format, h.ablated)
+            other = found.setdefault(key, source).records.header.arm
+            if other != h.arm:
+                raise ValueError(
+                    f"One arm must stand for the paper's {key[0]}; {other} and {h.arm} both do. "
+                    "Report on them apart."
+                )
         return found
+
+    def own_name(self, arm: str, name: str) -> str:
+        """The paper's name of an arm, with our recipe's behind it where that differs."""
+        own = next((s.records.header.arm for key, s in self._by_key.items() if key[0] == arm), arm)
+        return name if own == arm else f"{name}, ours {own}"
 
     def records(
         self, arm: str, seed: int, set_name: str, form: str = "training", ablated: bool = False
@@ -171,7 +185,7 @@ class Study:
     def trained_arms(self) -> list[tuple[str, int]]:
         """`arms` without the output mixtures."""
         headers = [source.records.header for source in self.sources if not source.is_mixture]
-        trained = {(header.arm, header.seed) for header in headers}
+        trained = {(paper_arm(header.arm), header.seed) for header in headers}
         return [key for key in self.arms if key in trained]
 
     @cached_property
@@ -180,7 +194,11 @@ class Study:
         headers = [
             source.records.header for source in self.sources if not source.records.header.ablated
         ]
-        found = [(h.arm, h.baseline, h.seed) for h in headers if h.baseline is not None]
+        found = [
+            (paper_arm(h.arm), paper_arm(h.baseline), h.seed)
+            for h in headers
+            if h.baseline is not None
+        ]
         return list(dict.fromkeys(found))
 
     def sets(self, form: str = "training") -> list[str]:
@@ -204,7 +222,7 @@ class Study:
         """The run folder of an arm and seed, if it was given."""
         for source in self.sources:
             header = source.records.header
-            if (header.arm, header.seed) == (arm, seed) and source.run is not None:
+            if (paper_arm(header.arm), header.seed) == (arm, seed) and source.run is not None:
                 return source.run
         return None
 

@@ -388,3 +388,76 @@ def test_exclusions_from_a_file(tmp_path: Path, capsys) -> None:
     (tmp_path / "list.txt").write_text("# nothing\n")
     assert main([*command, "--exclude", str(tmp_path / "list.txt")]) == 2
     assert "must list at least one document" in capsys.readouterr().err
+
+
+def test_small_arms_stand_in_the_rows_of_the_paper_s(tmp_path: Path) -> None:
+    base = improved(BASE, 0.0, arm="lg")
+    table = arm("lg_table", 0.05, baseline="lg")
+    narrow = improved(BASE, 0.0, arm="lg_w96")
+    runs = [
+        write_run(tmp_path / "lg", base),
+        write_run(tmp_path / "lg_table", table),
+        write_run(tmp_path / "lg_w96", narrow, model={"hidden_size": 96}),
+    ]
+    build_report(runs, tmp_path / "out", num_resamples=50)
+    one = read_table(tmp_path / "out", "table_1")
+    bpb = records_bits_per_byte(table)
+    row = one["LG512 + table, ours lg_table 44"]
+    assert row["Dev-val"] == f"{bpb:.5f} / 1.01326 / {bpb - 1.01326:+.5f}"
+    two = read_table(tmp_path / "out", "table_2")
+    (key,) = [name for name in two if name.endswith("ours lg_table 44")]
+    gain = contrast(table, base, 50).gain
+    assert two[key]["Dev-val"].startswith(f"{gain:+.4f} / +0.0123 / ")
+    assert "384, ours 96" in read_table(tmp_path / "out", "table_7")
+
+
+def test_two_arms_for_one_of_the_paper_s_are_refused(tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path / "lg", improved(BASE, 0.0, arm="lg")),
+        write_run(tmp_path / "lg512", improved(BASE, 0.1, arm="lg512")),
+    ]
+    with pytest.raises(ValueError, match="lg and lg512 both do"):
+        build_report(runs, tmp_path / "out", num_resamples=50)
+
+
+def test_a_page_s_numbers_come_from_records(tmp_path: Path) -> None:
+    base, table = improved(BASE, 0.0, arm="lg"), arm("lg_table", 0.05, baseline="lg")
+    runs = [write_run(tmp_path / "lg", base), write_run(tmp_path / "lg_table", table)]
+    template = tmp_path / "README.md.jinja"
+    template.write_text(
+        '{{ bpb("lg_table", 44, "dev_val") }} {{ gain("lg_table", "lg", 44, "dev_val") }} '
+        '{{ interval("lg_table", "lg", 44, "dev_val") }} '
+        '{{ improved("lg_table", "lg", 44, "dev_val") }} '
+        '{{ part("lg_table", "lg", "band", "*", 44, "dev_val") }} '
+        '{{ share("lg_table", "lg", "band", ["order_*", "copy_*"], 44, "dev_val") }} '
+        '{{ result("lg", 44, "parameters", ",.0f") }} '
+        '{{ records("lg_table", "lg", 44, "dev_val") }}\n'
+    )
+    build_report(runs, tmp_path / "out", num_resamples=50, page=template)
+    pair = contrast(table, base, 50)
+    low, high = pair.comparison.gain_interval
+    assert (tmp_path / "README.md").read_text() == (
+        f"{records_bits_per_byte(table):.4f} {pair.gain:+.4f} [{low:+.4f}, {high:+.4f}] "
+        f"{pair.comparison.documents_improved:.0%} {pair.gain:+.4f} 100% 2,000,000 "
+        f"{table.sha256[:8]} {base.sha256[:8]}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{{ bpb("lg") }}', "needs records of lg, seed 44, on confirmation, training format"),
+        ('{{ result("lg", 44, "moons") }}', "needs moons in the results.json of lg, seed 44"),
+        ("{{ gains }}", "'gains' is undefined"),
+        ('{{ part("lg_table", "lg", "band", "moon", 44, "dev_val") }}', "band has no group moon"),
+        ("{{ bpb( }}", "unexpected"),
+    ],
+)
+def test_a_page_without_records_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    base, table = improved(BASE, 0.0, arm="lg"), arm("lg_table", 0.05, baseline="lg")
+    runs = [write_run(tmp_path / "lg", base), write_run(tmp_path / "lg_table", table)]
+    template = tmp_path / "README.md.jinja"
+    template.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        build_report(runs, tmp_path / "out", num_resamples=50, page=template)
+    assert not (tmp_path / "README.md").exists()
