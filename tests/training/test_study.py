@@ -84,7 +84,8 @@ def wait_for_updates(process: subprocess.Popen[str], out: Path, runs: int, least
         done = [p.read_text().count("\n") for p in out.glob("runs/*/metrics.jsonl")]
         if sum(count >= least for count in done) >= runs:
             return
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
         time.sleep(0.1)
 
 
