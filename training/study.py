@@ -6,7 +6,7 @@ A study is one YAML file: what data is built, which arms are trained with which 
 scored. Each step is a command that can be run alone; the study prints it. The same command goes on
 after a cut: runs continue from their last checkpoint, finished work is reused.
 
-`--until` stops after a step: look at the development sets, write predictions into the study's
+`--until scores` stops with a report on the development sets: write predictions into the study's
 registration draft, then go on. Nothing is scored on a confirmation set before that registration.
 """
 
@@ -31,7 +31,7 @@ from training.evidence import copy_evidence
 from training.phases import LAUNCHER, Phase, is_finished, run
 from training.study_plan import Group, StudyPlan, read_study
 
-STEPS = ("data", "runs", "scores", "report", "registration", "confirmation")
+STEPS = ("data", "runs", "scores", "registration", "confirmation")
 _STOPPED = 75
 
 
@@ -244,7 +244,7 @@ class Study:
         )
 
     def confirm(self) -> None:
-        """Score the confirmation set once, judge, and report again."""
+        """Score the confirmation set once, and judge."""
         if self.plan.registration is None:
             return
         confirmed = self.out / "confirmation.json"
@@ -252,11 +252,10 @@ class Study:
             print(f"  reusing {confirmed}")
         else:
             run(
-                *(*_on_all_devices(), "-m", "evaluation.protocol", "confirm", self._registration),
-                *(*self.runs(), "--chunk_set", self._long_data(), "--out", confirmed),
+                *("-m", "evaluation.protocol", "confirm", self._registration, *self.runs()),
+                *("--chunk_set", self._long_data(), "--out", confirmed),
             )
         self._mix(with_confirmation=True)
-        self.report()
 
     def steps(self) -> list[tuple[str, Callable[[], object]]]:
         """What a study does, in the order of `STEPS`."""
@@ -264,7 +263,6 @@ class Study:
             ("Data", self.build_data),
             (f"Train {len(self.arms)} runs", self.train),
             ("Score the development sets", self.score),
-            ("Report on the development sets", self.report),
             ("Register contrasts and predictions (Section 3.6)", self.register),
             ("Score the confirmation set, once", self.confirm),
         ]
@@ -358,11 +356,13 @@ def _main(arguments: argparse.Namespace) -> None:
     if not arguments.yes and not _agreed():
         return
     last = STEPS.index(arguments.until)
-    for step, (title, work) in enumerate(study.steps()):
-        if step > last:
-            return
+    for title, work in study.steps()[: last + 1]:
         with Phase(title):
             work()
+    if last < STEPS.index("scores"):
+        return
+    with Phase("Report"):
+        study.report()
     print(f"\nstart at {arguments.out / 'report' / 'report.md'}")
 
 

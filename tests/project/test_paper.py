@@ -165,7 +165,7 @@ def test_the_whole_paper_in_miniature(hub, tmp_path):  # noqa: F811
     second = run(study, out, "--yes", "--jobs", "2")
     assert second.returncode == 0, second.stderr[-3000:]
     assert second.stdout.startswith("The document table at the paper's scale\n0 runs to train")
-    assert second.stdout.count("reusing") == 2 + 30 + 2
+    assert second.stdout.count("reusing") == 2 + 30 + 2  # chunk sets, runs, registration
     assert {p: p.stat().st_mtime_ns for p in (out / "runs").glob("*/results.json")} == before
 
 
