@@ -16,7 +16,8 @@ _METRICS = ("update", "loss", "bpb", "update_seconds")
 def copy_evidence(runs: Sequence[Path], out: Path) -> int:
     """Copy what `python -m evaluation.report` reads from each run to `out/NAME`.
 
-    Paths of this machine stay behind, and metrics.jsonl keeps losses and times alone.
+    Paths of this machine stay behind, and metrics.jsonl keeps losses and times alone. A model card
+    becomes `card.md`.
 
     Args:
         runs: run folders.
@@ -36,6 +37,8 @@ def copy_evidence(runs: Sequence[Path], out: Path) -> int:
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         kept = [{k: v for k, v in line.items() if k in _METRICS} for line in lines]
         (target / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
+        if (run / "final" / "README.md").is_file():
+            shutil.copy(run / "final" / "README.md", target / "card.md")
         for name in _FOLDERS:
             if (run / name).is_dir():
                 shutil.copytree(run / name, target / name)

@@ -216,13 +216,21 @@ class Study:
         return [s for s in chunk_set.evaluation_splits() if chunk_set.is_confirmation(s)]
 
     def report(self) -> None:
-        """Tables and figures of everything that was scored, and the files that they need."""
+        """Tables, figures and model cards of what was scored, and the files behind them."""
         folder = self.out / "report"
         # Scores with the reach mistakes are in it on purpose, and marked (Section 4.6).
         run(
             *("-m", "evaluation.report", *self.runs(), "--out", folder),
             *("--quiet", "--show_violations", "--chunk_set", self.out / self.arms[0].data),
         )
+        by_name = {arm.name: arm for arm in self.arms}
+        for name in self.plan.cards:
+            arm = by_name.get(f"{name}_s{self.plan.detail.seed}")
+            if arm is None:
+                continue
+            baseline = by_name.get(f"{arm.recipe.baseline}_s{arm.recipe.seed}")
+            beside = () if baseline is None else ("--baseline", baseline.recipe.run_dir)
+            run("-m", "hub_cards.cards", arm.recipe.run_dir, *beside)
         copied = copy_evidence(self.runs(), self.out / "evidence")
         print(f"  {copied} files of records and results, without weights: {self.out / 'evidence'}")
 

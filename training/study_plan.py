@@ -56,6 +56,8 @@ class StudyPlan:
     """What is looked at closely."""
     registration: Path | None = None
     """Draft for the confirmation, or None for a study without one."""
+    cards: tuple[str, ...] = ()
+    """Arms of the detail's seed that get a model card."""
     download_gigabytes: float = 0.0
     """What the data commands fetch from the Hub, about."""
     data_gigabytes: float = 0.1
@@ -81,6 +83,7 @@ def read_study(path: Path) -> StudyPlan:
     }
     detail = _mapping(plan.get("detail") or {}, f"{path}: detail")
     plan["detail"] = _build(Detail, _tuples(detail), f"{path}: detail")
+    plan["cards"] = tuple(plan.get("cards") or ())
     plan["data"] = _tuples(_mapping(plan.get("data"), f"{path}: data"))
     for key in ("recipes", "registration"):
         if plan.get(key) is not None:

@@ -140,6 +140,11 @@ def test_the_whole_paper_in_miniature(hub, tmp_path):  # noqa: F811
     confirmed = json.loads((out / "confirmation.json").read_text())
     assert [c["name"] for c in confirmed["contrasts"]] == ["H1", "H2", "H3", "H4", "H5"]
 
+    for arm in ("b_table_s44", "lg512_table_s44"):
+        card = (out / "evidence" / arm / "card.md").read_text()
+        assert "model-index:" in card
+        assert "confirmation" in card
+
     # The report can be made again from the evidence, which holds no weights and no path.
     evidence = sorted((out / "evidence").iterdir())
     assert not list((out / "evidence").rglob("*.safetensors"))
