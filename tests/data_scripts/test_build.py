@@ -236,6 +236,15 @@ def test_a_library_that_is_large_enough_is_not_topped_up(small_library, tmp_path
     assert len(ChunkSet.open(tmp_path / "set").train_chunks()) == 30
 
 
+def test_a_library_with_a_confirmation_split(small_library, tmp_path):
+    more = ["--num_confirmation", "2"]
+    build([*STDLIB, str(tmp_path / "set"), "--max_chunks", "30", *more])
+    chunk_set = ChunkSet.open(tmp_path / "set", verify=True)
+    assert chunk_set.is_confirmation("confirmation")
+    assert chunk_set.manifest["splits"]["confirmation"]["num_documents"] == 2
+    assert not chunk_set.is_confirmation("dev_val")
+
+
 def test_a_library_that_is_too_small(small_library, tmp_path):
     with pytest.raises(
         ValueError, match=r"at least 200 long Python files; found 30 in .*build text"

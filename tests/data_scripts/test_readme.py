@@ -16,11 +16,11 @@ COMMANDS = re.findall(r"^python -m data_scripts\.(\w+) (.*)$", README.read_text(
 
 
 def test_there_are_commands():
-    assert {module for module, _ in COMMANDS} == {"build", "verify", "describe", "export"}
+    assert {module for module, _ in COMMANDS} == {"build", "divide", "verify", "describe", "export"}
 
 
 @pytest.mark.parametrize(("module", "line"), COMMANDS)
-def test_a_command_is_accepted(module, line, monkeypatch, tmp_path):
+def test_a_command_is_accepted(module, line, monkeypatch, tmp_path, capsys):
     """Parsed, then stopped at the first thing that needs the files or the network."""
     monkeypatch.chdir(tmp_path)
     program = importlib.import_module(f"data_scripts.{module}")
@@ -28,6 +28,10 @@ def test_a_command_is_accepted(module, line, monkeypatch, tmp_path):
     if module == "build":
         parsed = program._parser().parse_args(arguments)
         assert callable(parsed.plan)
+        return
+    if module == "divide":
+        assert program.main(arguments) == 2
+        assert "names none" in capsys.readouterr().err
         return
     with pytest.raises(ValueError, match=r"must hold manifest\.json"):
         program.main(arguments)
