@@ -85,6 +85,8 @@ class Study:
         groups: Sequence[str] = (),
         jobs: int = 1,
     ) -> None:
+        if jobs < 1:
+            raise ValueError(f"--jobs must be at least 1; got {jobs}.")
         self.plan, self.out, self.jobs = plan, out, jobs
         unknown = sorted(set(groups) - set(plan.groups))
         if unknown:
