@@ -162,6 +162,28 @@ def test_order_of_targets_changes_nothing_beyond_rounding() -> None:
     np.testing.assert_allclose(shuffled.nats, sums.nats, rtol=1e-13)  # float64 sums of ~1 term
 
 
+def test_blocks_change_nothing_beyond_rounding(monkeypatch) -> None:
+    document, classes, nats, num_bytes, count = make_sums(4)
+    nats = nats.astype(np.float64)
+    num_bytes[7:14] = 0  # a block in which nothing counts
+    rng = np.random.default_rng(5)
+    order = rng.integers(0, 5, len(nats))
+    columns = (order, (order > 0) * rng.integers(1, 20_000, len(nats)), nats > 2)
+    columns += (rng.integers(0, 5, len(nats)), nats > 3)
+    whole = sum_by_class(document, classes, nats, num_bytes, count)
+    whole_classes = class_indices(*columns, 8192)
+    monkeypatch.setattr(statistics, "_BLOCK", 7)
+    assert len(nats) % 7
+    found = sum_by_class(document, classes, nats, num_bytes, count)
+    np.testing.assert_array_equal(found.num_targets, whole.num_targets)
+    np.testing.assert_array_equal(found.num_bytes, whole.num_bytes)
+    np.testing.assert_allclose(found.nats, whole.nats, rtol=1e-13)
+    np.testing.assert_array_equal(class_indices(*columns, 8192), whole_classes)
+    nats[16] = np.nan
+    with pytest.raises(ValueError, match="nats must be finite; target 16 has nan"):
+        sum_by_class(document, classes, nats, num_bytes, count)
+
+
 def test_contributions_sum_to_bits_per_byte() -> None:
     sums = sum_by_class(*make_sums(3))
     parts = contributions(sums.nats, sums.num_bytes)
