@@ -1,4 +1,4 @@
-"""Scoring against lm-evaluation-harness on the same checkpoint and documents.
+"""Scoring against lm-evaluation-harness on the same checkpoints and documents.
 
 The harness is no dependency: pip install lm-eval. Without it the benchmark says so and ends.
 """
@@ -6,8 +6,10 @@ The harness is no dependency: pip install lm-eval. Without it the benchmark says
 import importlib.util
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,26 +24,49 @@ from evaluation.formats import EvaluationFormat, TargetSet, load_targets
 from evaluation.plans import make_header, row_plan
 from evaluation.scoring import make_accelerator, score_targets
 from modeling_doctab import DocTabConfig, DocTabForCausalLM
+from training.config import load_recipe
+from training.setup import model_config
 
-NUM_CHUNKS = 48
-CHUNK_LENGTH = 1024
+RECIPES = Path(__file__).parents[1] / "training" / "recipes"
 HARNESS_BATCH_SIZES = (1, 8)  # its default, and what suits a GPU
-SIZES = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 2, "head_dim": 64}
+VOCAB_SIZE = 8192
 
 
-def make_model(folder: Path, chunk_set: ChunkSet) -> None:
-    """A small model with a table, as it is after initialisation, whose row is the chunk."""
-    torch.manual_seed(0)
-    config = DocTabConfig(
-        vocab_size=chunk_set.vocab_size,
-        bos_token_id=chunk_set.bos_token_id,
-        max_position_embeddings=chunk_set.chunk_length,
-        table_reach=chunk_set.chunk_length,
-        window_pattern="S",
-        short_window=chunk_set.chunk_length // 16,
-        **SIZES,
-    )
-    DocTabForCausalLM(config).save_pretrained(folder)
+@dataclass(frozen=True)
+class Subject:
+    """A recipe's model as it is after initialisation, and documents of one row each."""
+
+    name: str
+    recipe: str
+    num_documents: int
+    rounds: int
+    prediction: str
+
+    def config(self, row_length: int | None = None) -> DocTabConfig:
+        """The recipe's model; a miniature has shorter rows."""
+        config = model_config(load_recipe(RECIPES / self.recipe))
+        if row_length is not None:
+            config.max_position_embeddings = row_length
+        return config
+
+
+SUBJECTS = (
+    Subject(
+        name="scoring",
+        recipe="small/b.yaml",
+        num_documents=48,
+        rounds=5,
+        prediction="1.6x: half of our time is the forward pass, which is the same in both; the "
+        "harness copies whole logits, takes log-softmax and argmax of them, and builds a cache",
+    ),
+    Subject(
+        name="scoring_wide",
+        recipe="paper/b.yaml",
+        num_documents=8,
+        rounds=3,
+        prediction="1.15x: at width 512 the layers take nine tenths of the time in both",
+    ),
+)
 
 
 def round_trip_chunks(chunk_set: ChunkSet, num_chunks: int) -> tuple[list[int], list[str]]:
@@ -62,38 +87,45 @@ def round_trip_chunks(chunk_set: ChunkSet, num_chunks: int) -> tuple[list[int], 
 def chosen_targets(chunk_set: ChunkSet, places: list[int]) -> TargetSet:
     """The target set of some chunks, each a document of its own, as the harness takes them."""
     whole = load_targets(chunk_set, "dev_val", full_chunks=True)
-    index = np.array(places)[:, None] * CHUNK_LENGTH + np.arange(CHUNK_LENGTH)
-    flat = index.reshape(-1)
+    length = chunk_set.chunk_length
+    flat = (np.array(places)[:, None] * length + np.arange(length)).reshape(-1)
     return TargetSet(
         tokens=whole.tokens[flat],
-        document=np.repeat(np.arange(len(places)), CHUNK_LENGTH),
+        document=np.repeat(np.arange(len(places)), length),
         order=whole.order[flat],
         distance=whole.distance[flat],
         num_bytes=whole.num_bytes[flat],
         reference_bytes=whole.reference_bytes[flat],
         document_ids=tuple(map(str, places)),
-        document_starts=np.arange(len(places) + 1) * CHUNK_LENGTH,
+        document_starts=np.arange(len(places) + 1) * length,
     )
 
 
-def run(num_chunks: int = NUM_CHUNKS) -> Iterator[Result]:
-    """One case: per-target losses of ours, per-document sums of the harness."""
+def run(num_documents: int | None = None, row_length: int | None = None) -> Iterator[Result]:
+    """Per-target losses of ours against the harness's sums, for a small and a wide model."""
     if importlib.util.find_spec("lm_eval") is None:
         print("scoring: skipped, it needs lm-evaluation-harness (pip install lm-eval)")
         return
-    with tempfile.TemporaryDirectory() as scratch:
-        yield _compare(Path(scratch), num_chunks)
+    for subject in SUBJECTS:
+        with tempfile.TemporaryDirectory() as scratch:
+            yield _compare(subject, Path(scratch), num_documents, row_length)
 
 
-def _compare(folder: Path, num_chunks: int) -> Result:
+def make_cases(
+    subject: Subject, folder: Path, num_documents: int, row_length: int | None = None
+) -> tuple[dict[str, Any], int]:
+    """The functions to time, each returning the documents' losses, and the number of targets."""
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
 
-    sizes = ["--chunk_length", str(CHUNK_LENGTH), "--vocab_size", "4096"]
-    build(["stdlib", "--out", str(folder / "set"), *sizes, "--max_chunks", "32"])
+    config = subject.config(row_length)
+    length = config.max_position_embeddings
+    sizes = ["--chunk_length", str(length), "--vocab_size", str(VOCAB_SIZE), "--max_chunks", "32"]
+    build(["stdlib", "--out", str(folder / "set"), *sizes])
     chunk_set = ChunkSet.open(folder / "set")
-    make_model(folder / "model", chunk_set)
-    places, texts = round_trip_chunks(chunk_set, num_chunks)
+    torch.manual_seed(0)
+    DocTabForCausalLM(config).save_pretrained(folder / "model")
+    places, texts = round_trip_chunks(chunk_set, num_documents)
     targets = chosen_targets(chunk_set, places)
     checkpoint = open_checkpoint(folder / "model")
     form, plan = EvaluationFormat(), row_plan(checkpoint, chunk_set)
@@ -106,7 +138,7 @@ def _compare(folder: Path, num_chunks: int) -> Result:
             trust_remote_code=True,
             dtype="float32",
             device=str(accelerator.device),
-            max_length=CHUNK_LENGTH,
+            max_length=length,
             batch_size=batch_size,
             add_bos_token=False,
         )
@@ -125,28 +157,38 @@ def _compare(folder: Path, num_chunks: int) -> Result:
             accelerator, checkpoint, header, targets, form, plan, pieces, model=model
         )
         assert scores is not None
-        return scores.nats.reshape(len(places), CHUNK_LENGTH).sum(axis=1, dtype=np.float64)
+        return scores.nats.reshape(len(places), length).sum(axis=1, dtype=np.float64)
 
     def theirs(batch_size: int) -> np.ndarray:
         harness = harnesses[batch_size]
         return -np.array(harness.loglikelihood_rolling(requests, disable_tqdm=True))
 
-    def check(outputs: dict) -> None:
+    harness_cases = {f"lm-eval, batch {size}": partial(theirs, size) for size in harnesses}
+    return {"evaluation.score": ours, **harness_cases}, len(targets.tokens)
+
+
+def _compare(
+    subject: Subject, folder: Path, num_documents: int | None, row_length: int | None
+) -> Result:
+    count = num_documents or subject.num_documents
+    cases, num_targets = make_cases(subject, folder, count, row_length)
+
+    def check(outputs: dict[str, np.ndarray]) -> None:
         mine, *others = outputs.values()
         for other in others:
             np.testing.assert_allclose(mine, other, rtol=1e-5)  # float32 sums, other order
 
+    config = subject.config(row_length)
     return compare(
-        "scoring",
-        question=f"losses of {len(places)} chunks of {CHUNK_LENGTH:,} targets on one checkpoint, "
-        "against lm-evaluation-harness's rolling log-likelihood, models loaded before",
-        prediction="2x: the harness sorts, pads and takes log-softmax and argmax of all logits",
-        cases={
-            "evaluation.score": ours,
-            **{f"lm-eval, batch {size}": partial(theirs, size) for size in HARNESS_BATCH_SIZES},
-        },
+        subject.name,
+        question=f"losses of {num_targets:,} targets in documents of one row of "
+        f"{config.max_position_embeddings:,}, width {config.hidden_size}, "
+        f"{config.num_hidden_layers} layers, V {VOCAB_SIZE:,}, against lm-evaluation-harness's "
+        "rolling log-likelihood, models loaded before",
+        prediction=subject.prediction,
+        cases=cases,
         check=check,
         target=2.0,
-        rounds=5,
-        facts={"num_targets": len(targets.tokens)},
+        rounds=subject.rounds,
+        facts={"num_targets": num_targets, "recipe": subject.recipe},
     )
