@@ -198,10 +198,10 @@ def resume_is_bit_equal(context: Context) -> dict[str, Any]:
         cut, optimizer = fresh()
         train(cut, optimizer, range(2))
         with tempfile.TemporaryDirectory() as folder:
-            path = checkpoint.save_checkpoint(
-                Path(folder), 2, cut.save_pretrained, optimizer.state_by_name(), {}
-            )
-            weights, state = checkpoint.load_tensors(path)
+            writer = checkpoint.CheckpointWriter(Path(folder), 1)
+            writer.save(2, cut, optimizer.state_by_name(), {})
+            writer.close()
+            weights, state = checkpoint.load_tensors(checkpoint.checkpoint_path(Path(folder), 2))
         again, optimizer = fresh()
         again.load_state_dict(weights)
         optimizer.load_state_by_name(state)

@@ -14,6 +14,8 @@ import hashlib
 import json
 import os
 import shutil
+import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -21,8 +23,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import PreTrainedModel
+
+from training.tensor_file import TensorFile
 
 STATE_FILE = "state.json"
 OPTIMIZER_FILE = "optimizer.safetensors"
@@ -39,7 +43,7 @@ def save_checkpoint(
     folder: Path,
     update: int,
     save_model: Callable[[Path], None],
-    optimizer_state: dict[str, torch.Tensor],
+    tensor_files: dict[str, TensorFile],
     facts: dict[str, Any],
 ) -> Path:
     """Write one checkpoint atomically.
@@ -47,8 +51,8 @@ def save_checkpoint(
     Args:
         folder: the run's `checkpoints/`.
         update: number of updates done.
-        save_model: writes the model's files into a folder.
-        optimizer_state: from `RecipeOptimizer.state_by_name`.
+        save_model: writes the model's files, but for its weights, into a folder.
+        tensor_files: MODEL_FILE and OPTIMIZER_FILE, filled.
         facts: further JSON values for `state.json`.
 
     Raises:
@@ -61,12 +65,16 @@ def save_checkpoint(
     try:
         temporary.mkdir()
         save_model(temporary)
-        tensors = {k: v.detach().cpu().contiguous() for k, v in optimizer_state.items()}
-        save_file(tensors, temporary / OPTIMIZER_FILE)
+        hashes = {}
+        for name, tensors in tensor_files.items():
+            save_file(tensors, temporary / name)
+            hashes[name] = tensors.sha256()
         files = {}
         for path in sorted(temporary.iterdir()):
-            _fsync(path)
-            files[path.name] = {"num_bytes": path.stat().st_size, "sha256": file_sha256(path)}
+            if path.name not in hashes:
+                _fsync(path)
+                hashes[path.name] = file_sha256(path)
+            files[path.name] = {"num_bytes": path.stat().st_size, "sha256": hashes[path.name]}
         state = {"update": update, **facts, "files": files}
         write_json(temporary / STATE_FILE, state)
         _fsync(temporary)
@@ -83,6 +91,11 @@ def save_checkpoint(
     return target
 
 
+def save_file(tensors: TensorFile, path: Path) -> None:
+    """Write one safetensors file through to the disk."""
+    tensors.write(path)
+
+
 def _cannot_write(target: Path, error: Exception) -> str:
     return (
         f"cannot write checkpoint {target}: {error}. Older checkpoints are untouched; make room or "
@@ -91,7 +104,7 @@ def _cannot_write(target: Path, error: Exception) -> str:
 
 
 class CheckpointWriter:
-    """Snapshots the training state and writes it in the background.
+    """Snapshots the training state and writes it in the background, at the lowest priority.
 
     Args:
         folder: the run's `checkpoints/`.
@@ -101,8 +114,9 @@ class CheckpointWriter:
 
     def __init__(self, folder: Path, keep_last: int, keep_every: int = 0) -> None:
         self.folder, self.keep_last, self.keep_every = folder, keep_last, keep_every
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pool = ThreadPoolExecutor(1, "checkpoint", initializer=_yield_to_training)
         self._pending: Future[Path] | None = None
+        self._files: dict[str, TensorFile] = {}
 
     def save(
         self,
@@ -117,21 +131,26 @@ class CheckpointWriter:
             OSError: if the checkpoint before could not be written.
         """
         self.wait()
-        weights = {k: _snapshot(v) for k, v in model.state_dict().items()}
-        state = {k: _snapshot(v) for k, v in optimizer_state.items()}
+        self._snapshot(MODEL_FILE, model.state_dict())
+        self._snapshot(OPTIMIZER_FILE, optimizer_state)
 
         def write() -> Path:
             path = save_checkpoint(
                 self.folder,
                 update,
-                lambda target: model.save_pretrained(target, state_dict=weights),
-                state,
+                lambda target: model.save_pretrained(target, state_dict={}),
+                self._files,
                 facts,
             )
             prune_checkpoints(self.folder, self.keep_last, self.keep_every)
             return path
 
         self._pending = self._pool.submit(write)
+
+    def _snapshot(self, name: str, tensors: dict[str, torch.Tensor]) -> None:
+        if name not in self._files or not self._files[name].holds(tensors):
+            self._files[name] = TensorFile(tensors)
+        self._files[name].fill(tensors)
 
     def wait(self) -> None:
         """Return once nothing is being written.
@@ -159,8 +178,10 @@ class CheckpointWriter:
             self._pool.shutdown()
 
 
-def _snapshot(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to("cpu", copy=True).contiguous()
+def _yield_to_training() -> None:
+    """Let this thread have only what training on the same cores leaves over."""
+    if sys.platform == "linux":  # elsewhere a thread has no priority of its own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
 
 
 def prune_checkpoints(folder: Path, keep_last: int, keep_every: int = 0) -> list[Path]:
