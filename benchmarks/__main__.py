@@ -6,10 +6,14 @@ Results go to benchmarks/results/, and the table in benchmarks/README.md is made
 import argparse
 import importlib
 import json
+import os
 import pkgutil
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+from benchmarks.harness import Result, others_cpu_seconds
 
 
 def names() -> list[str]:
@@ -33,9 +37,11 @@ def table() -> str:
         result = json.loads(path.read_text())
         if "ratios" not in result:
             continue  # a GPU check
-        target = "" if result["target"] is None else f"{result['target']:g}x"
         machine = f"{result['date'][:10]}, {result['machine']['processor']}"
         for peer, ratio in result["ratios"].items():
+            target = result["target"]
+            target = target.get(peer) if isinstance(target, dict) else target
+            target = "" if target is None else f"{target:g}x"
             cells = (
                 f"[{result['name']}](results/{path.name})", result["question"], peer,
                 result["prediction"], f"{ratio:.2f}x", target, machine,
@@ -52,6 +58,18 @@ def update_readme() -> None:
     README.write_text(f"{before}{BEGIN}\n{table()}\n{END}{after}")
 
 
+def noting_others(results: Iterable[Result]) -> Iterator[Result]:
+    """Add to each result's facts the share of the machine's processor time that others took."""
+    started, others = time.perf_counter(), others_cpu_seconds()
+    for result in results:
+        elapsed, now = time.perf_counter() - started, others_cpu_seconds()
+        if others is not None and now is not None:
+            share = (now - others) / (elapsed * (os.cpu_count() or 1))
+            result.facts["others_cpu_share"] = round(max(0.0, share), 3)
+        yield result
+        started, others = time.perf_counter(), others_cpu_seconds()
+
+
 def main() -> int:
     """Command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
@@ -63,7 +81,7 @@ def main() -> int:
         return 2
     began = time.perf_counter()
     for name in arguments.names or names():
-        for result in importlib.import_module(f"benchmarks.bench_{name}").run():
+        for result in noting_others(importlib.import_module(f"benchmarks.bench_{name}").run()):
             result.save()
             update_readme()
     print(f"all in {time.perf_counter() - began:.0f} s")

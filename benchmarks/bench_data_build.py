@@ -7,10 +7,16 @@ work: reading, tokenising, hashing, the permutation, the files on disk.
 The text is Python's own standard library, cut into documents whose lengths follow a log-normal
 distribution: a mean of 700 tokens, and 0.4% of the documents of 8,193 tokens or more, as in a shard
 of ClimbMix (322 of about 80,000).
+
+With a checkout of autoresearch, its prepare.py too: training the tokenizer, and packing rows.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import io
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,16 +28,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks import peers
 from benchmarks.harness import Result, compare
 from data_scripts.assemble import BuildPlan, SplitPlan, build_chunk_set
 from data_scripts.chunk_set import ChunkSet
 from data_scripts.chunking import DocumentRules, training_order
+from data_scripts.packing import BATCH_DOCUMENTS, pack_rows
 from data_scripts.sources import parquet_shards, python_files, standard_library
 from data_scripts.tokenizer import BytePairTokenizer, train_tokenizer
 
 CHUNK_LENGTH, VOCAB_SIZE = 8192, 8192
 NUM_SHARDS, SHARD_BYTES = 8, 12_000_000
 MEMORY_SHARDS = 20
+NUM_PACKED_ROWS, PACKED_LENGTH = 1024, 2048
 _BYTES_PER_TOKEN = 3.8  # ClimbMix's, which turns lengths in tokens into lengths in bytes
 _LOG_MEAN, _LOG_DEVIATION = 5.83, 1.2  # of the lengths in tokens
 # Not getrusage: its peak starts at that of the process which started this one.
@@ -145,6 +154,11 @@ def run() -> Iterator[Result]:
         )
         yield _compare(paths, tokenizer, 1, {"num_bytes": num_bytes, **memory})
         yield _compare(paths, tokenizer, 2, {"num_bytes": num_bytes})
+        checkout = peers.checkout(peers.AUTORESEARCH)
+        if checkout is not None:
+            with peers.autoresearch_data(checkout, timed, Path(folder) / "theirs") as prepare:
+                yield _tokenizer_against_autoresearch(paths, prepare)
+                yield _packing_against_autoresearch(paths, tokenizer, prepare)
 
 
 def _compare(
@@ -169,3 +183,83 @@ def _compare(
         name: facts["num_bytes"] / 1e6 / case.median for name, case in result.cases.items()
     }
     return result
+
+
+def _tokenizer_against_autoresearch(paths: list[Path], prepare: dict[str, Any]) -> Result:
+    folder = Path(prepare["TOKENIZER_DIR"])
+
+    def ours() -> dict[bytes, int]:
+        texts = (text for batch in _document_batches(paths) for text in batch)
+        trained = train_tokenizer(texts, VOCAB_SIZE)
+        trained.save(folder.with_name("ours"))
+        return trained.ranks
+
+    def theirs() -> dict[bytes, int]:
+        shutil.rmtree(folder, ignore_errors=True)  # it keeps what is there
+        with contextlib.redirect_stdout(io.StringIO()):
+            prepare["train_tokenizer"]()
+        encoding = prepare["Tokenizer"].from_directory(folder).enc
+        return {encoding.decode_single_token_bytes(i): i for i in range(encoding.max_token_value)}
+
+    def same_ranks(outputs: dict[str, dict[bytes, int]]) -> None:
+        ours, theirs = outputs["ours"], outputs["autoresearch"]
+        assert ours.items() <= theirs.items()  # theirs has the special tokens as well
+
+    return compare(
+        "tokenizer_autoresearch",
+        question=f"training and saving a BPE of {VOCAB_SIZE:,} on {len(paths)} shards, against "
+        "autoresearch's prepare.py",
+        prediction="1x: both call rustbpe, and nothing else takes long",
+        cases={"ours": ours, "autoresearch": theirs},
+        check=same_ranks,
+        target=0.95,
+        rounds=3,
+        facts={"num_shards": len(paths)},
+    )
+
+
+def _packing_against_autoresearch(
+    paths: list[Path], tokenizer: BytePairTokenizer, prepare: dict[str, Any]
+) -> Result:
+    num_threads = 2
+
+    def ours() -> np.ndarray:
+        batches = (
+            [
+                np.array(ids, np.uint16)
+                for ids in tokenizer.encoding.encode_ordinary_batch(batch, num_threads=num_threads)
+            ]
+            for batch in _document_batches(paths)
+        )
+        rows = pack_rows(batches, PACKED_LENGTH, tokenizer.bos_token_id, np.dtype(np.uint16))
+        return np.stack([row.targets for row, _ in zip(rows, range(NUM_PACKED_ROWS), strict=False)])
+
+    def theirs() -> np.ndarray:
+        wrapped = prepare["Tokenizer"](tokenizer.encoding)
+        encode = wrapped.encode
+        wrapped.encode = functools.partial(encode, num_threads=num_threads)
+        loader = prepare["make_dataloader"](wrapped, 8, PACKED_LENGTH, "train")
+        rows = [next(loader)[1].numpy().copy() for _ in range(NUM_PACKED_ROWS // 8)]
+        return np.concatenate(rows).astype(np.uint16)
+
+    return compare(
+        "packing_autoresearch",
+        question=f"{NUM_PACKED_ROWS:,} packed rows of {PACKED_LENGTH:,} from text, tokenised on "
+        f"{num_threads} threads, against autoresearch's loader",
+        prediction="1.5x: tokenising is the same in both; its search for the best fit is a loop",
+        cases={"ours": ours, "autoresearch": theirs},
+        check=_same_chunks,
+        target=1.0,
+        rounds=3,
+        facts={"num_shards": len(paths)},
+    )
+
+
+def _document_batches(paths: list[Path]) -> Iterator[list[str]]:
+    """Documents as autoresearch reads them, BATCH_DOCUMENTS of a row group at a time."""
+    for path in paths:
+        file = pq.ParquetFile(path)
+        for group in range(file.num_row_groups):
+            texts = file.read_row_group(group).column("text").to_pylist()
+            for start in range(0, len(texts), BATCH_DOCUMENTS):
+                yield texts[start : start + BATCH_DOCUMENTS]

@@ -59,7 +59,7 @@ class Result:
         name: of the benchmark, and of its file.
         question: what it asks.
         prediction: what was expected before it was measured.
-        target: the ratio to reach, if there is one.
+        target: the ratio to reach, if there is one; or one for each peer that has one.
         ours: the case that the others are divided by.
         cases: name -> seconds.
         facts: sizes and whatever else belongs to the numbers.
@@ -69,7 +69,7 @@ class Result:
     name: str
     question: str
     prediction: str
-    target: float | None
+    target: float | dict[str, float] | None
     ours: str
     cases: dict[str, Case]
     facts: dict[str, Any] = field(default_factory=dict)
@@ -126,7 +126,7 @@ def compare(
     cases: Mapping[str, Callable[[], Any]],
     check: Callable[[dict[str, Any]], None] | None = None,
     ours: str | None = None,
-    target: float | None = None,
+    target: float | dict[str, float] | None = None,
     rounds: int = 7,
     min_seconds: float = 0.05,
     facts: dict[str, Any] | None = None,
@@ -141,7 +141,7 @@ def compare(
         check: raises if the outputs (name -> value) are not equal; None where peers follow other
             rules.
         ours: the case that the ratios are relative to; the first by default.
-        target: ratio to reach.
+        target: ratio to reach, or one for each peer that has one.
         rounds: how often each case is timed.
         min_seconds: a case is repeated inside a round until it takes at least this long.
         facts: sizes, for the record.
@@ -177,6 +177,20 @@ def _calls_for(function: Callable[[], Any], min_seconds: float) -> int:
     function()
     once = time.perf_counter() - start
     return max(1, round(min_seconds / max(once, 1e-9)))
+
+
+def others_cpu_seconds() -> float | None:
+    """Processor seconds that other processes have used since the machine started; None if unknown.
+
+    What they use while a benchmark runs says how far its times can be trusted.
+    """
+    try:
+        line = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+    except OSError:
+        return None
+    user, nice, system = (int(ticks) for ticks in line[1:4])
+    own = sum(os.times()[:4])  # this process and the children that it has waited for
+    return (user + nice + system) / os.sysconf("SC_CLK_TCK") - own
 
 
 def machine() -> dict[str, Any]:
@@ -221,4 +235,4 @@ def versions() -> dict[str, str]:
     return found
 
 
-__all__ = ["Case", "Result", "compare", "machine", "versions"]
+__all__ = ["Case", "Result", "compare", "machine", "others_cpu_seconds", "versions"]

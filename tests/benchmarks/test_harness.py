@@ -52,3 +52,36 @@ def test_the_readme_holds_the_committed_results():
 
     text = README.read_text()
     assert text.split(BEGIN)[1].split(END)[0].strip() == table()
+
+
+def test_what_others_use_is_noted():
+    from benchmarks.__main__ import noting_others
+    from benchmarks.harness import Case, Result, others_cpu_seconds
+
+    def results():
+        end = time.process_time() + 0.3
+        while time.process_time() < end:
+            pass
+        yield Result("n", "q", "p", None, "a", {"a": Case([1.0])})
+
+    before = others_cpu_seconds()
+    if before is None:  # only Linux says
+        assert "others_cpu_share" not in next(noting_others(results())).facts
+        return
+    share = next(noting_others(results())).facts["others_cpu_share"]
+    # This process's own work is not among it, to a clock tick or two.
+    assert 0 <= share <= 1 + 0.02 / 0.3
+    assert others_cpu_seconds() >= before - 0.05
+
+
+@pytest.mark.parametrize("value", ["", "no/such/folder"])
+def test_a_peer_by_path(value, monkeypatch, capsys):
+    from benchmarks import peers
+
+    monkeypatch.setenv(peers.AUTORESEARCH, value)
+    if value:
+        with pytest.raises(ValueError, match="AUTORESEARCH must name a checkout; no/such/folder"):
+            peers.checkout(peers.AUTORESEARCH)
+    else:
+        assert peers.checkout(peers.AUTORESEARCH) is None
+        assert "set AUTORESEARCH to a checkout" in capsys.readouterr().out
