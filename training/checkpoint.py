@@ -10,6 +10,8 @@ A checkpoint is written into `.tmp_*` beside its place, every file is fsynced, `
 last, and one rename makes it appear. A cut at any point leaves the older checkpoints untouched.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os
@@ -19,14 +21,16 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import PreTrainedModel
 
 from training.tensor_file import TensorFile
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 STATE_FILE = "state.json"
 OPTIMIZER_FILE = "optimizer.safetensors"

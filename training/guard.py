@@ -1,10 +1,14 @@
 """Stops a run before a loss or gradient that is not a number reaches the weights."""
 
+from __future__ import annotations
+
 import math
+from typing import TYPE_CHECKING
 
 import torch
 
-from training.run import Run
+if TYPE_CHECKING:
+    from training.run import Run
 
 
 class NonFiniteError(FloatingPointError):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import transformers
 from accelerate import Accelerator
 
 from data_scripts.chunk_set import ChunkSet
@@ -29,6 +30,9 @@ from training.setup import (
     row_maker,
 )
 from training.stop import StopRequest
+
+# Saving shows its own bar for every file; ours says enough.
+transformers.utils.logging.disable_progress_bar()
 
 
 @dataclass

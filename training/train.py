@@ -4,7 +4,12 @@
 and the update: which rows (`batches`), which rates (`schedules`), which initial values (the model).
 The worker exits 0 when done, 75 when stopped and resumable, 2 on bad input, 1 on any other failure;
 `status.json` in the run folder says the same, since the launcher turns every failure into 1.
+
+What builds a run is imported where it is called: transformers takes two seconds, which --help and a
+mistyped recipe can do without.
 """
+
+from __future__ import annotations
 
 import argparse
 import contextlib
@@ -14,21 +19,17 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-import transformers
 from torch.distributed import is_initialized
 
 from training.checkpoint import write_json
 from training.config import Recipe, add_override_arguments, load_recipe, overrides_from
-from training.evaluate import heldout_bits_per_byte
 from training.guard import NonFiniteError, refuse_non_finite
-from training.results import dry_run, finish
-from training.run import Run, prepare_run
 
-# Saving shows its own bar for every file; ours says enough.
-transformers.utils.logging.disable_progress_bar()
+if TYPE_CHECKING:
+    from training.run import Run
 
 DONE, FAILED, STOPPED, BAD_INPUT = 0, 1, 75, 2
 
@@ -65,6 +66,10 @@ def train(recipe: Recipe, resume: bool = False, overwrite: bool = False) -> int:
     Raises:
         ValueError: for bad input, before any device is touched.
     """
+    from training.evaluate import heldout_bits_per_byte
+    from training.results import finish
+    from training.run import prepare_run
+
     run = prepare_run(recipe, resume, overwrite)
     if run is None:
         print(f"{recipe.run_dir} is done already; nothing to do")
@@ -190,6 +195,8 @@ def _note_bad_input(run_dir: Path, error: ValueError) -> None:
 
 
 def _print_dry_runs(paths: list[str], recipes: list[Recipe], as_json: bool) -> int:
+    from training.results import dry_run
+
     runs = [dry_run(path, recipe) for path, recipe in zip(paths, recipes, strict=True)]
     if as_json:
         print(json.dumps(runs, indent=2))
