@@ -171,6 +171,18 @@ class Records:
         return digest.hexdigest()
 
 
+# A quarter smaller than Parquet's defaults: evidence lies in repositories.
+_SMALL: dict[str, Any] = {
+    "compression": "zstd",
+    "compression_level": 15,
+    "use_dictionary": False,
+    "column_encoding": {
+        **dict.fromkeys(("document", "targets", "bytes", "reference_bytes"), "DELTA_BINARY_PACKED"),
+        "nats": "BYTE_STREAM_SPLIT",
+    },
+}
+
+
 def write_records(records: Records, path: Path) -> None:
     """Write one Parquet file, by way of a temporary one, so that a reader never sees half of it."""
     document, class_index = np.nonzero(records.sums.num_targets)
@@ -195,7 +207,7 @@ def write_records(records: Records, path: Path) -> None:
         metadata[_REACH_KEY] = json.dumps(columns).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".tmp_{path.name}")
-    pq.write_table(table.replace_schema_metadata(metadata), temporary)
+    pq.write_table(table.replace_schema_metadata(metadata), temporary, **_SMALL)
     temporary.replace(path)
 
 
