@@ -44,13 +44,28 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 class Clock:
-    """Seconds of updates as the paper counts them, added up over resumes."""
+    """Seconds of updates as the paper counts them, added up over resumes.
 
-    def __init__(self, training_seconds: float = 0.0, loop_seconds: float = 0.0) -> None:
+    `cpu_seconds` are the process's own, over all its threads: what else the machine does, or a
+    pause, changes them little.
+    """
+
+    def __init__(
+        self,
+        training_seconds: float = 0.0,
+        loop_seconds: float = 0.0,
+        cpu_seconds: float = 0.0,
+    ) -> None:
         self.training_seconds = training_seconds
         self.loop_seconds = loop_seconds
+        self._earlier_cpu_seconds = cpu_seconds - time.process_time()
         self.updates_here = 0
         self._last = time.perf_counter()
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU time from the first update's preparation on."""
+        return self._earlier_cpu_seconds + time.process_time()
 
     def start_update(self) -> None:
         """Call before the first micro-batch; what came before counts as loop time only."""

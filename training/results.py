@@ -30,6 +30,7 @@ def finish(run: Run) -> None:
         **run.facts,
         "training_seconds": run.clock.training_seconds,
         "loop_seconds": run.clock.loop_seconds,
+        "cpu_seconds": run.clock.cpu_seconds,
         "peak_memory_bytes": peak_memory_bytes(run.device),
         "final_sha256": file_sha256(final / MODEL_FILE),
     }

@@ -113,6 +113,7 @@ class Run:
             "data_sha256": self.chunk_set.fingerprint,
             "training_seconds": self.clock.training_seconds,
             "loop_seconds": self.clock.loop_seconds,
+            "cpu_seconds": self.clock.cpu_seconds,
             "step0_loss": self.facts.get("step0_loss"),
         }
         self.writer.save(done, self.model, self.optimizer.state_by_name(), facts)

@@ -225,7 +225,7 @@ def restore(
         )
     model.load_state_dict(weights)
     optimizer.load_state_by_name(optimizer_state)
-    clock = Clock(state["training_seconds"], state["loop_seconds"])
+    clock = Clock(state["training_seconds"], state["loop_seconds"], state.get("cpu_seconds", 0.0))
     return state["update"], clock, state["step0_loss"]
 
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import yaml
 from safetensors.torch import load_file
 
 from training import checkpoint
+from training.metrics import Clock
 from training.train import train
 
 LAUNCH = [
@@ -37,6 +39,7 @@ def test_a_run_writes_what_the_other_rooms_read(tiny_recipe):
         "flops_per_token",
         "training_seconds",
         "loop_seconds",
+        "cpu_seconds",
         "peak_memory_bytes",
         "data_sha256",
         "step0_loss",
@@ -175,3 +178,13 @@ def test_two_processes_equal_one(tiny_recipe, tmp_path):
         losses.append([json.loads(line)["loss"] for line in lines])
         assert read(recipe.run_dir, "results.json")["num_processes"] == processes
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
+
+
+def test_cpu_seconds_add_up_and_leave_pauses_out():
+    clock = Clock(cpu_seconds=100.0)
+    time.sleep(0.3)
+    assert 100.0 <= clock.cpu_seconds < 100.2
+    began = time.process_time()
+    while time.process_time() < began + 0.05:
+        pass
+    assert clock.cpu_seconds >= 100.05
