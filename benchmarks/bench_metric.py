@@ -143,7 +143,7 @@ def run(
             "loop over documents, arrays": lambda: array_loop(c, *sizes),
         },
         check=same_intervals,
-        target=20.0,
+        target={"loop over documents and classes": 20.0},
         rounds=5,
         min_seconds=2.0,  # some calls of the engine a round: one alone is as short as a hiccup
         facts={"num_targets": num_targets, "num_documents": num_documents},

@@ -3,6 +3,7 @@
 The harness is no dependency: pip install lm-eval. Without it the benchmark says so and ends.
 """
 
+import importlib.metadata
 import importlib.util
 import tempfile
 from collections.abc import Iterator
@@ -62,7 +63,7 @@ SUBJECTS = (
     Subject(
         name="scoring_wide",
         recipe="paper/b.yaml",
-        num_documents=8,
+        num_documents=2,
         rounds=3,
         prediction="1.15x: at width 512 the layers take nine tenths of the time in both",
     ),
@@ -190,5 +191,9 @@ def _compare(
         check=check,
         target=2.0,
         rounds=subject.rounds,
-        facts={"num_targets": num_targets, "recipe": subject.recipe},
+        facts={
+            "num_targets": num_targets,
+            "recipe": subject.recipe,
+            "lm_eval": importlib.metadata.version("lm_eval"),
+        },
     )
