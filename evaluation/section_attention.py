@@ -63,9 +63,8 @@ def _far_table(set_name: str, found: list[Diagnosis]) -> Table:
         rows.append((label, *cells, count, documents, digest))
     band = "copies from the second half of a chunk"
     if found:
-        band = dict(
-            zip(BY_BAND.names, grouping_labels(BY_BAND, found[0].chunk_length), strict=True)
-        )[f"copy_{_FAR_BAND}"]
+        labels = grouping_labels(BY_BAND, found[0].chunk_length)
+        band = labels[BY_BAND.names.index(f"copy_{_FAR_BAND}")]
     columns = (
         *("arm", "largest weight: ours / paper / difference", "nats: ours / paper / difference"),
         *("copies", "documents", "weights"),
