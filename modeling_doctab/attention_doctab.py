@@ -169,26 +169,37 @@ def banded_attention(
     pad = num_blocks * block - length
     if pad:
         query, key, value = (F.pad(x, (0, 0, 0, pad)) for x in (query, key, value))
-
-    def with_previous(x: torch.Tensor) -> torch.Tensor:
-        blocks = x.reshape(batch, heads, num_blocks, block, head_dim)
-        previous = F.pad(blocks[:, :, :-1], (0, 0, 0, 0, 1, 0))
-        return torch.cat((previous, blocks), 3).flatten(1, 2)
-
     offset = torch.arange(block, device=query.device)[:, None] + block
     index = torch.arange(2 * block, device=query.device)
     band = (index <= offset) & (index >= offset - window)
-    # The first block has no predecessor: its keys there are padding.
-    is_first = torch.arange(num_blocks, device=query.device)[:, None, None] == 0
-    mask = (band & ~(is_first & (index < block))).repeat(heads, 1, 1).unsqueeze(0)
-    output = F.scaled_dot_product_attention(
-        query.reshape(batch, heads * num_blocks, block, head_dim),
-        with_previous(key),
-        with_previous(value),
-        attn_mask=mask,
+    # The first block sees itself alone: where it is no longer than the window, all of its past.
+    first = F.scaled_dot_product_attention(
+        query[:, :, :block],
+        key[:, :, :block],
+        value[:, :, :block],
+        attn_mask=None if window >= block else band[:, block:],
+        is_causal=window >= block,
         scale=scaling,
     )
-    return output.view(batch, heads, num_blocks * block, head_dim)[:, :, :length]
+    if num_blocks == 1:
+        return first[:, :, :length]
+
+    def blocks(x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(batch, heads, num_blocks, block, head_dim)
+
+    def with_previous(x: torch.Tensor) -> torch.Tensor:
+        both = torch.cat((blocks(x)[:, :, :-1], blocks(x)[:, :, 1:]), 3)
+        return both.flatten(1, 2)
+
+    rest = F.scaled_dot_product_attention(
+        blocks(query)[:, :, 1:].flatten(1, 2),
+        with_previous(key),
+        with_previous(value),
+        attn_mask=band,
+        scale=scaling,
+    )
+    rest = rest.view(batch, heads, (num_blocks - 1) * block, head_dim)
+    return torch.cat((first, rest), 2)[:, :, :length]
 
 
 def flex_kernel_options(query: torch.Tensor) -> dict[str, int] | None:

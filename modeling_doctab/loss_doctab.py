@@ -10,8 +10,12 @@ import torch
 from torch.nn import functional as F
 
 IGNORE_INDEX = -100
-# Logits held at once, in elements: 4,096 tokens of a vocabulary of 8,192, 128 MiB in float32.
+# Logits held at once, in elements: 4,096 tokens of a vocabulary of 8,192, 128 MiB in float32; on a
+# CPU 256 tokens, 8 MiB, which stay in its cache between one operation and the next.
 MAX_LOGITS = 1 << 25
+MAX_LOGITS_CPU = 1 << 21
+# Up to this soft cap exp(logit - cap) is far from underflow: no row needs its own maximum.
+_LARGEST_CAP_AS_SHIFT = 40.0
 
 
 def linear_cross_entropy_sum(
@@ -46,13 +50,13 @@ def token_nats(
     with torch.no_grad():
         for i in range(0, hidden.shape[0], size):
             logits = F.linear(hidden[i : i + size], weight).float()
-            if softcap is not None:
-                logits = logits.div_(softcap).tanh_().mul_(softcap)
+            logits, _ = _shifted_logits(logits, softcap)
             target = targets[i : i + size]
             counted = target != IGNORE_INDEX
             index = torch.where(counted, target, 0).unsqueeze(1)
             own = logits.gather(1, index).squeeze(1)
-            nats[i : i + size] = torch.where(counted, torch.logsumexp(logits, 1) - own, 0.0)
+            log_z = logits.exp_().sum(1).log_()
+            nats[i : i + size] = torch.where(counted, log_z - own, 0.0)
     return nats
 
 
@@ -65,7 +69,31 @@ def softcapped_logits(
 
 
 def _chunk_size(weight: torch.Tensor) -> int:
-    return max(1, MAX_LOGITS // weight.shape[0])
+    most = MAX_LOGITS_CPU if weight.device.type == "cpu" else MAX_LOGITS
+    return max(1, most // weight.shape[0])
+
+
+def _shifted_logits(
+    logits: torch.Tensor, softcap: float | None, with_slope: bool = False
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Soft-capped logits less a constant a row, in the memory of `logits` (raw, float32).
+
+    With r = 1 / (exp(2x / c) + 1), c tanh(x / c) - c is -2c r, and a quarter of the slope
+    1 - tanh^2 is r - r^2: one exponential instead of a tanh, and no maximum to look for.
+
+    Returns:
+        The shifted logits, whose exponentials neither overflow nor all vanish, and a quarter of the
+        slope where asked for.
+    """
+    slope = None
+    if softcap is not None:
+        r = logits.mul_(2 / softcap).exp_().add_(1).reciprocal_()
+        if with_slope:
+            slope = torch.addcmul(r, r, r, value=-1.0)
+        logits = r.mul_(-2 * softcap)
+    if softcap is None or softcap > _LARGEST_CAP_AS_SHIFT:
+        logits = logits.sub_(logits.amax(1, keepdim=True))
+    return logits, slope
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -81,20 +109,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=torch.float32)
         for i in range(0, h.shape[0], size):
             part, target = h[i : i + size], targets[i : i + size]
-            # One buffer becomes tanh, logits and gradient in turn; the slope needs another.
-            logits = F.linear(part, w).float()
-            slope = None
-            if softcap is not None:
-                logits = logits.div_(softcap).tanh_()
-                slope = torch.addcmul(logits.new_ones(()), logits, logits, value=-1.0)
-                logits = logits.mul_(softcap)
+            # One buffer becomes logits, probabilities and gradient in turn; the slope has its own.
+            logits, slope = _shifted_logits(F.linear(part, w).float(), softcap, with_slope=True)
             counted = target != IGNORE_INDEX
             index = torch.where(counted, target, 0).unsqueeze(1)
-            log_z = torch.logsumexp(logits, 1, keepdim=True)
-            nats = (log_z - logits.gather(1, index)).squeeze(1)
+            own = logits.gather(1, index)
+            z = logits.exp_().sum(1, keepdim=True)
+            nats = (z.log() - own).squeeze(1)
             total = total + torch.where(counted, nats, 0.0).sum()
-            grad = logits.sub_(log_z).exp_()
-            grad.scatter_add_(1, index, grad.new_full((1, 1), -1.0).expand_as(index))
+            four = 1.0 if slope is None else 4.0  # `slope` is a quarter of it
+            grad = logits.div_(z / four)
+            grad.scatter_add_(1, index, grad.new_full((1, 1), -four).expand_as(index))
             if slope is not None:
                 grad = grad.mul_(slope)
             grad = grad.mul_(counted.unsqueeze(1)).to(h.dtype)

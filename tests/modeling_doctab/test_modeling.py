@@ -252,9 +252,9 @@ def test_flash_attention_is_asked_for_the_papers_windows(monkeypatch):
     torch.testing.assert_close(whole, expected.transpose(1, 2), atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("softcap", [15.0, 0.5, None])
+@pytest.mark.parametrize("softcap", [15.0, 0.5, 100.0, None])
 def test_loss_and_its_gradients_equal_the_plain_loss(softcap, monkeypatch):
-    monkeypatch.setattr("modeling_doctab.loss_doctab.MAX_LOGITS", 50 * 7)  # chunks of 7 tokens
+    monkeypatch.setattr("modeling_doctab.loss_doctab.MAX_LOGITS_CPU", 50 * 7)  # chunks of 7 tokens
     torch.manual_seed(0)
     hidden = torch.randn(40, 12, requires_grad=True)
     weight = torch.randn(50, 12, requires_grad=True)
@@ -276,6 +276,27 @@ def test_loss_and_its_gradients_equal_the_plain_loss(softcap, monkeypatch):
         strict=True,
     ):
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("softcap", [15.0, 39.0, 41.0, 300.0, None])
+@pytest.mark.parametrize("scale", [1e-3, 30.0, 3000.0])
+def test_the_loss_of_extreme_logits_is_finite_and_right(softcap, scale):
+    torch.manual_seed(0)
+    hidden = torch.randn(20, 12)
+    weight = scale * torch.randn(50, 12)
+    weight[0] = -abs(weight[0])
+    hidden[:5] = abs(hidden[:5])
+    targets = torch.randint(0, 50, (20,))
+    targets[:5] = 0
+    logits = hidden.double() @ weight.double().T
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    exact = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
+    nats = token_nats(hidden, weight, targets, softcap)
+    torch.testing.assert_close(nats.double(), exact, atol=2e-5, rtol=1e-5)
+    hidden.requires_grad_()
+    linear_cross_entropy_sum(hidden, weight, targets, softcap).backward()
+    assert torch.isfinite(hidden.grad).all()
 
 
 def test_labels_are_shifted_and_shift_labels_are_not(tiny_model):
