@@ -123,6 +123,9 @@ def score_targets(
     if len(units):
         model = model or load_model(checkpoint, accelerator.device)
         size = batch_size_tokens or _BATCH_SIZE_TOKENS.get(accelerator.device.type, 8192)
+        if accelerator.device.type == "cpu":
+            # A small set too has a batch for every core.
+            size = min(size, len(targets.tokens) // torch.get_num_threads())
         batches = iter_rows(targets, form, plan, size, units, partial.done.copy())
         with _progress(accelerator, header, score_units(targets, form, plan)[units]) as progress:
             for batch, nats in score_batches(
