@@ -38,6 +38,8 @@ def paper_arm(arm: str) -> str:
     Any other name is returned as it is.
     """
     analogues: dict[str, str] = paper_results()["analogues"]
+    if any(arm == name or arm.startswith(f"{name}_") for name in analogues.values()):
+        return arm  # l5_8k is no version of l5
     for small in sorted(analogues, key=len, reverse=True):
         if arm == small or arm.startswith(f"{small}_"):
             return analogues[small] + arm.removeprefix(small)

@@ -38,7 +38,8 @@ def copy_evidence(runs: Sequence[Path], out: Path) -> int:
         kept = [{k: v for k, v in line.items() if k in _METRICS} for line in lines]
         (target / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
         if (run / "final" / "README.md").is_file():
-            shutil.copy(run / "final" / "README.md", target / "card.md")
+            card = (run / "final" / "README.md").read_text()
+            (target / "card.md").write_text(card.replace(str(run), f"runs/{run.name}"))
         for name in _FOLDERS:
             if (run / name).is_dir():
                 shutil.copytree(run / name, target / name)

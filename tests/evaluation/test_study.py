@@ -21,6 +21,7 @@ from evaluation.class_bpb.statistics import BAND_NAMES
 from evaluation.contrasts import contrast, records_bits_per_byte
 from evaluation.identity import checkpoint_sha256
 from evaluation.mixture import main as mixture_main
+from evaluation.paper import paper_arm, paper_rows
 from evaluation.records import ReachCounts, Records, filter_records, write_records
 from evaluation.report import build_report, main
 from evaluation.score import main as score_main
@@ -409,6 +410,15 @@ def test_small_arms_stand_in_the_rows_of_the_paper_s(tmp_path: Path) -> None:
     gain = contrast(table, base, 50).gain
     assert two[key]["Dev-val"].startswith(f"{gain:+.4f} / +0.0123 / ")
     assert "384, ours 96" in read_table(tmp_path / "out", "table_7")
+
+
+def test_arms_of_the_paper_keep_their_names() -> None:
+    names = {row["arm"] for number in (1, 2, 3, 7) for row in paper_rows(number)}
+    assert {"l5_8k", "lg512_w384_table"} <= names
+    assert {name: paper_arm(name) for name in names} == {name: name for name in names}
+    assert paper_arm("l5") == "l5_8k"
+    assert paper_arm("lg_w96_table") == "lg512_w384_table"
+    assert paper_arm("lg_mixture") == "lg512_mixture"
 
 
 def test_two_arms_for_one_of_the_paper_s_are_refused(tmp_path: Path) -> None:
