@@ -12,6 +12,8 @@ from pathlib import Path
 
 import torch
 
+import training.results
+import training.run  # noqa: F401 (what a run imports late: the server that forks has it then)
 from training import checkpoint, train
 from training.config import build_recipe, load_recipe
 
