@@ -435,13 +435,10 @@ def test_a_page_s_numbers_come_from_records(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / "lg", base), write_run(tmp_path / "lg_table", table)]
     template = tmp_path / "README.md.jinja"
     template.write_text(
-        '{{ bpb("lg_table", 44, "dev_val") }} {{ gain("lg_table", "lg", 44, "dev_val") }} '
-        '{{ interval("lg_table", "lg", 44, "dev_val") }} '
-        '{{ improved("lg_table", "lg", 44, "dev_val") }} '
-        '{{ part("lg_table", "lg", "band", "*", 44, "dev_val") }} '
-        '{{ share("lg_table", "lg", "band", ["order_*", "copy_*"], 44, "dev_val") }} '
-        '{{ result("lg", 44, "parameters", ",.0f") }} '
-        '{{ records("lg_table", "lg", 44, "dev_val") }}\n'
+        '{% set p = pair("lg_table", "lg", 44, "dev_val") %}'
+        '{{ bpb("lg_table", 44, "dev_val") }} {{ p.gain }} {{ p.interval }} {{ p.improved }} '
+        '{{ p.part("band", "*") }} {{ p.share("band", "order_*", "copy_*") }} '
+        '{{ result("lg", 44, "parameters", ",.0f") }} {{ p.records }}\n'
     )
     build_report(runs, tmp_path / "out", num_resamples=50, page=template)
     pair = contrast(table, base, 50)
@@ -456,10 +453,16 @@ def test_a_page_s_numbers_come_from_records(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{{ bpb("lg") }}', "needs records of lg, seed 44, on confirmation, training format"),
+        (
+            '{{ bpb("lg", 44, "confirmation") }}',
+            "needs records of lg, seed 44, on confirmation",
+        ),
         ('{{ result("lg", 44, "moons") }}', "needs moons in the results.json of lg, seed 44"),
         ("{{ gains }}", "'gains' is undefined"),
-        ('{{ part("lg_table", "lg", "band", "moon", 44, "dev_val") }}', "band has no group moon"),
+        (
+            '{{ pair("lg_table", "lg", 44, "dev_val").part("band", "moon") }}',
+            "band has no group moon",
+        ),
         ("{{ bpb( }}", "unexpected"),
     ],
 )
