@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from data_scripts.assemble import build_chunk_set
-from data_scripts.command_line import normalise_flags, run
+from data_scripts.command_line import normalise_flags, not_negative, positive, run
 from data_scripts.describe import summary
 from data_scripts.downloads import HubShard
 from data_scripts.plans import plan_climbmix, plan_files, plan_mixed, plan_packed, plan_stdlib
@@ -117,13 +117,13 @@ def _parser() -> argparse.ArgumentParser:
         **demo,
         max_chunks=480,
     )
-    stdlib.add_argument("--num_dev_val", type=_positive, default=40, help="documents in dev_val")
+    stdlib.add_argument("--num_dev_val", type=positive, default=40, help="documents in dev_val")
     stdlib.add_argument(
-        "--num_dev_heldout", type=_positive, default=24, help="documents in dev_heldout"
+        "--num_dev_heldout", type=positive, default=24, help="documents in dev_heldout"
     )
     stdlib.add_argument(
         "--num_confirmation",
-        type=_not_negative,
+        type=not_negative,
         default=0,
         help="documents in confirmation, a split that only a registration opens (%(default)s)",
     )
@@ -153,7 +153,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     for added in (packed, mixed):
         added.add_argument(
-            "--max_evaluation_rows", type=_positive, help="packed rows of each evaluation split"
+            "--max_evaluation_rows", type=positive, help="packed rows of each evaluation split"
         )
     return parser
 
@@ -167,9 +167,9 @@ def _add_common(parser: argparse.ArgumentParser, default: str) -> None:
         help="shortest document kept, BOS counted (chunk_length + 1: one full chunk)",
     )
     parser.add_argument(
-        "--max_document_tokens", type=_positive, help="targets kept of a document, from its start"
+        "--max_document_tokens", type=positive, help="targets kept of a document, from its start"
     )
-    parser.add_argument("--max_chunks", type=_positive, help="training chunks kept")
+    parser.add_argument("--max_chunks", type=positive, help="training chunks kept")
     parser.add_argument(
         "--vocab_size",
         type=int,
@@ -183,14 +183,14 @@ def _add_common(parser: argparse.ArgumentParser, default: str) -> None:
     )
     parser.add_argument(
         "--tokenizer_characters",
-        type=_positive,
+        type=positive,
         help=f"characters of training text for the tokenizer, 10,000 a document ({default})",
     )
     parser.add_argument(
         "--seed", type=int, default=0, help="of the training chunks' order (%(default)s)"
     )
     parser.add_argument(
-        "--num_processes", type=_positive, default=1, help="that tokenise (%(default)s)"
+        "--num_processes", type=positive, default=1, help="that tokenise (%(default)s)"
     )
 
 
@@ -211,7 +211,7 @@ def _add_files(parser: argparse.ArgumentParser, required: bool) -> None:
         help="evaluation splits that may be scored only once, after a registration",
     )
     parser.add_argument(
-        "--max_documents", type=_positive, help="documents kept of each evaluation split"
+        "--max_documents", type=positive, help="documents kept of each evaluation split"
     )
     parser.add_argument(
         "--keep_overlaps",
@@ -239,23 +239,8 @@ def _add_hub(parser: argparse.ArgumentParser, manifest: str) -> None:
         help="delete each shard once it is tokenised: a few lie on the disk at a time",
     )
     parser.add_argument(
-        "--num_downloads", type=_positive, default=2, help="shards downloaded side by side"
+        "--num_downloads", type=positive, default=2, help="shards downloaded side by side"
     )
-
-
-def _positive(value: str) -> int:
-    return _at_least(1, value)
-
-
-def _not_negative(value: str) -> int:
-    return _at_least(0, value)
-
-
-def _at_least(least: int, value: str) -> int:
-    number = int(value)
-    if number < least:
-        raise argparse.ArgumentTypeError(f"must be at least {least}; found {number}")
-    return number
 
 
 if __name__ == "__main__":

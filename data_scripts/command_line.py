@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import sys
 from collections.abc import Callable, Sequence
@@ -18,6 +19,23 @@ def normalise_flags(arguments: Sequence[str]) -> list[str]:
             argument = "--" + flag[2:].replace("-", "_") + equals + value
         result.append(argument)
     return result
+
+
+def positive(value: str) -> int:
+    """A flag's whole number, at least 1."""
+    return _at_least(1, value)
+
+
+def not_negative(value: str) -> int:
+    """A flag's whole number, at least 0."""
+    return _at_least(0, value)
+
+
+def _at_least(least: int, value: str) -> int:
+    number = int(value)
+    if number < least:
+        raise argparse.ArgumentTypeError(f"must be at least {least}; found {number}")
+    return number
 
 
 def run(main: Callable[[], None]) -> int:

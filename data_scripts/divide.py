@@ -87,13 +87,6 @@ def _parts(given: Sequence[str]) -> dict[str, int]:
     return parts
 
 
-def _positive(value: str) -> int:
-    number = int(value)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1; found {number}")
-    return number
-
-
 def _run(arguments: argparse.Namespace) -> None:
     found = divide(
         arguments.files,
@@ -113,8 +106,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("files", nargs="+", metavar="GLOB", help="Parquet files")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--parts", nargs="+", required=True, metavar="NAME=SHARE", help="splits")
-    parser.add_argument("--piece_characters", type=_positive, help="cut documents into pieces")
-    parser.add_argument("--max_pieces", type=_positive, help="pieces kept of a document")
+    parser.add_argument(
+        "--piece_characters", type=command_line.positive, help="cut documents into pieces"
+    )
+    parser.add_argument(
+        "--max_pieces", type=command_line.positive, help="pieces kept of a document"
+    )
     given = sys.argv[1:] if argv is None else argv
     arguments = parser.parse_args(command_line.normalise_flags(given))
     return command_line.run(partial(_run, arguments))

@@ -1,7 +1,7 @@
 """Make `reference.safetensors` by running the public reference recipe itself.
 
     git clone https://github.com/karpathy/autoresearch && git -C autoresearch checkout 228791f
-    python tests/golden/make_golden.py autoresearch/train.py
+    python -m tests.golden.make_golden autoresearch/train.py
 
 The model and optimizer classes are taken from the reference's own `train.py` (everything above
 its "# Setup" section). Four things are replaced so that it runs in float32 on a CPU: the
@@ -21,6 +21,8 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+
+from benchmarks.peers import our_name
 
 CONFIG = {
     "sequence_len": 48,
@@ -69,26 +71,6 @@ def load_reference(path: Path, iterations: str) -> dict:
     sys.modules["reference"] = module
     exec(compile(source, str(path), "exec"), namespace)
     return namespace
-
-
-def our_name(name: str) -> str:
-    """The reference's parameter name in a DocTabForCausalLM."""
-    parts = name.split(".")
-    if parts[0] == "value_embeds":
-        return f"model.layers.{parts[1]}.self_attn.value_embedding.weight"
-    for theirs, ours in (
-        ("transformer.wte.", "model.embed_tokens."),
-        ("transformer.h.", "model.layers."),
-        (".attn.c_q.", ".self_attn.q_proj."),
-        (".attn.c_k.", ".self_attn.k_proj."),
-        (".attn.c_v.", ".self_attn.v_proj."),
-        (".attn.c_proj.", ".self_attn.o_proj."),
-        (".attn.ve_gate.", ".self_attn.value_gate."),
-        (".mlp.c_fc.", ".mlp.up_proj."),
-        (".mlp.c_proj.", ".mlp.down_proj."),
-    ):
-        name = name.replace(theirs, ours)
-    return f"model.{name}" if name.endswith("lambdas") else name
 
 
 def run(path: Path, iterations: str) -> dict[str, torch.Tensor]:

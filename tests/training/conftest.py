@@ -5,6 +5,15 @@ import pytest
 from training.config import build_recipe
 
 CHUNK_LENGTH = 64
+TINY_MODEL = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 32,
+    "query_scaling_base": 32,
+}
 
 
 @pytest.fixture
@@ -15,15 +24,7 @@ def tiny_recipe(chunk_set, tmp_path):
         plain = {
             "name": "tiny",
             "output_dir": str(tmp_path / "run"),
-            "model": {
-                "vocab_size": 300,
-                "hidden_size": 32,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 2,
-                "head_dim": 16,
-                "max_position_embeddings": 32,
-                "query_scaling_base": 32,
-            },
+            "model": TINY_MODEL,
             "data": {"chunk_set": str(chunk_set), "chunk_length": CHUNK_LENGTH},
             "training": {
                 "num_updates": 6,

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.training.conftest import TINY_MODEL
 from training.study import Study
 from training.study_plan import read_study
 
@@ -22,16 +23,7 @@ ROOT = Path(__file__).parents[2]
 def write_study(folder: Path, num_updates: int) -> Path:
     recipe = {
         "name": "b",
-        "model": {
-            "vocab_size": 300,
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "head_dim": 16,
-            "max_position_embeddings": 32,
-            "query_scaling_base": 32,
-            "document_table": False,
-        },
+        "model": TINY_MODEL | {"document_table": False},
         "data": {"chunk_length": 64},
         "training": {
             "num_updates": num_updates,
