@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,50 +19,112 @@ matplotlib.use("Agg")
 matplotlib.rcParams["svg.hashsalt"] = "doctab"  # equal results give equal files
 
 
+# Beyond these numbers bars and labels would cover each other.
+MOST_BARS = 6
+MOST_LABELS = 8
+_MARKERS = "o^sDvPX*<>hp"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One arm of a figure: mean bits per byte over its seeds, at its FLOPs per token."""
+
+    flops_per_token: float
+    bits_per_byte: float
+
+
+@dataclass(frozen=True)
+class Styles:
+    """A colour for a base model and all that builds on it, a marker for each variant of a base.
+
+    Attributes:
+        baselines: arm -> the arm that it is compared with.
+    """
+
+    baselines: dict[str, str]
+    _roots: list[str] = field(default_factory=list)
+    _variants: list[str] = field(default_factory=lambda: [""])
+
+    def of(self, arm: str) -> tuple[str, int]:
+        """Colour and number of the variant (0 for a base); the same on every call."""
+        root, seen = arm, {arm}
+        while self.baselines.get(root, root) not in seen:
+            root = self.baselines[root]
+            seen.add(root)
+        return f"C{_place(self._roots, root)}", _place(self._variants, arm.removeprefix(root))
+
+
+def _place(names: list[str], name: str) -> int:
+    """Index of a name in a list that grows by new ones."""
+    if name not in names:
+        names.append(name)
+    return names.index(name)
+
+
 def draw_gains(axes: Any, contrasts: Sequence[Contrast]) -> None:
-    """Bars of each contrast's gain by target cell, summed over visibility (Section 4.3)."""
+    """Each contrast's gain by target cell, summed over visibility (Section 4.3).
+
+    Bars, or for more than a handful of contrasts a heat map with a row for each.
+    """
     labels = grouping_labels(BY_BAND, contrasts[0].arm.header.chunk_length)
-    width = 0.8 / len(contrasts)
-    for number, contrast in enumerate(contrasts):
+    splits = {}
+    for contrast in contrasts:
         split = contrast.gain_by("band")
-        if split is None:
-            continue
-        places = [i + (number - (len(contrasts) - 1) / 2) * width for i in range(len(labels))]
-        header = contrast.arm.header
-        name = f"{header.label} s{header.seed} over {contrast.baseline.header.label}"
-        axes.bar(places, list(split.values()), width, label=name)
-    axes.axhline(0, color="black", linewidth=0.8)
+        if split is not None:
+            header = contrast.arm.header
+            name = f"{header.label} s{header.seed} over {contrast.baseline.header.label}"
+            splits[name] = list(split.values())
+    if len(splits) > MOST_BARS:
+        _draw_heat_map(axes, splits)
+    else:
+        width = 0.8 / max(1, len(splits))
+        for number, (name, values) in enumerate(splits.items()):
+            places = [i + (number - (len(splits) - 1) / 2) * width for i in range(len(labels))]
+            axes.bar(places, values, width, label=name)
+        axes.axhline(0, color="black", linewidth=0.8)
+        axes.set_ylabel("gain in bits per byte (higher is better)")
+        axes.legend(fontsize="small")
     axes.set_xticks(range(len(labels)), labels, rotation=35, ha="right")
-    axes.set_ylabel("gain in bits per byte (higher is better)")
-    axes.legend(fontsize="small")
 
 
-def draw_cost(axes: Any, results: Sequence[ArmResult]) -> None:
-    """Bits per byte against FLOPs per token; arrows go from a baseline to its arm (Section 4.1)."""
-    cost = {
-        (result.records.header.arm, result.records.header.seed): result.flops_per_token
-        for result in results
-    }
-    for result in results:
-        if result.flops_per_token is None:
-            continue
-        place = (result.flops_per_token, records_bits_per_byte(result.records))
-        points = axes.plot(*place, "o")
-        axes.annotate(
-            result.label, place, xytext=(7, -3), textcoords="offset points", fontsize="small"
-        )
-        if result.contrast is None:
-            continue
-        base = result.contrast.baseline
-        base_cost = cost.get((base.header.arm, base.header.seed))
-        if base_cost is not None:
-            axes.annotate(
-                "",
-                xy=place,
-                xytext=(base_cost, records_bits_per_byte(base)),
-                arrowprops={"arrowstyle": "->", "color": points[0].get_color()},
-            )
-    axes.margins(x=0.25, y=0.15)
+def _draw_heat_map(axes: Any, rows: Mapping[str, Sequence[float]]) -> None:
+    """Rows of signed values, with the values written in."""
+    most = max(abs(value) for values in rows.values() for value in values)
+    axes.imshow(list(rows.values()), cmap="RdBu", vmin=-most, vmax=most, aspect="auto")
+    for y, values in enumerate(rows.values()):
+        for x, value in enumerate(values):
+            colour = "white" if abs(value) > 0.6 * most else "black"
+            text = f"{value:+.3f}"
+            axes.text(x, y, text, ha="center", va="center", fontsize="x-small", color=colour)
+    axes.set_yticks(range(len(rows)), rows, fontsize="small")
+    axes.set_title("gain in bits per byte (blue is better)", fontsize="medium")
+
+
+def draw_cost(axes: Any, points: Mapping[str, Point], styles: Styles) -> None:
+    """Bits per byte against FLOPs per token; arrows go from a baseline to its arm (Section 4.1).
+
+    Arms are named beside their points, or where they are many in a legend, best first.
+    """
+    for arm in sorted(points, key=lambda arm: points[arm].bits_per_byte):
+        point = points[arm]
+        place = (point.flops_per_token, point.bits_per_byte)
+        colour, variant = styles.of(arm)
+        marker = _MARKERS[variant % len(_MARKERS)]
+        name = f"{point.bits_per_byte:.4f}  {arm}"
+        axes.plot(*place, marker, color=colour, label=name)
+        if len(points) <= MOST_LABELS:
+            offset = {"xytext": (7, -3), "textcoords": "offset points"}
+            axes.annotate(arm, place, fontsize="small", **offset)
+        baseline = points.get(styles.baselines.get(arm, ""))
+        if baseline is not None:
+            start = (baseline.flops_per_token, baseline.bits_per_byte)
+            arrow = {"arrowstyle": "->", "color": colour, "alpha": 0.6}
+            axes.annotate("", xy=place, xytext=start, arrowprops=arrow)
+    if len(points) > MOST_LABELS:
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small", frameon=False)
+        axes.margins(x=0.08, y=0.08)
+    else:
+        axes.margins(x=0.25, y=0.15)
     axes.set_xlabel("estimated FLOPs per token, forward and backward")
     axes.set_ylabel("bits per byte (lower is better)")
 
@@ -73,20 +136,48 @@ def write_figure(results: Sequence[ArmResult], title: str, path: Path) -> bool:
         Whether anything was drawn; without contrasts and costs no file is written.
     """
     contrasts = [result.contrast for result in results if result.contrast is not None]
-    costed = any(result.flops_per_token is not None for result in results)
-    if not contrasts and not costed:
+    found: dict[str, list[tuple[float, float]]] = {}
+    baselines: dict[str, str] = {}
+    for result in results:
+        label = result.records.header.label
+        if result.flops_per_token is not None:
+            bits = records_bits_per_byte(result.records)
+            found.setdefault(label, []).append((result.flops_per_token, bits))
+        if result.contrast is not None:
+            baselines[label] = result.contrast.baseline.header.label
+    points = {arm: _mean_point(values) for arm, values in found.items()}
+    if not contrasts and not points:
         return False
-    panels = bool(contrasts) + costed
-    figure = Figure(figsize=(7.2 * panels, 4.8), layout="constrained")
-    axes = list(figure.subplots(1, panels, squeeze=False)[0])
+    panels = bool(contrasts) + bool(points)
+    height = max(4.8, 0.24 * len(contrasts), 0.24 * len(points))
+    widths = [_gains_width(len(contrasts))] * bool(contrasts) + [_cost_width(points)] * bool(points)
+    figure = Figure(figsize=(sum(widths), height), layout="constrained")
+    axes = list(figure.subplots(1, panels, squeeze=False, width_ratios=widths)[0])
     if contrasts:
         draw_gains(axes.pop(0), contrasts)
-    if costed:
-        draw_cost(axes.pop(0), results)
+    if points:
+        draw_cost(axes.pop(0), points, Styles(baselines))
     figure.suptitle(title)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     return True
+
+
+def _mean_point(values: Sequence[tuple[float, float]]) -> Point:
+    """FLOPs are the same for every seed; bits per byte are averaged."""
+    return Point(values[0][0], sum(bits for _, bits in values) / len(values))
+
+
+def _gains_width(count: int) -> float:
+    return 7.2 if count <= MOST_BARS else 9.6  # names of rows need room
+
+
+def _cost_width(points: Mapping[str, Point]) -> float:
+    return 7.2 if len(points) <= MOST_LABELS else 8.4  # a legend needs room
+
+
+def _study_styles(study: Study) -> Styles:
+    return Styles({arm: baseline for arm, baseline, _ in study.pairs})
 
 
 def write_figure_1(study: Study, title: str, path: Path) -> list[Path]:
@@ -98,28 +189,20 @@ def write_figure_1(study: Study, title: str, path: Path) -> list[Path]:
         The PNG and SVG, or nothing where no run has results.json.
     """
     name = "confirmation" if "confirmation" in study.sets() else study.main_set
-    points: dict[str, tuple[float, float]] = {}
+    points: dict[str, Point] = {}
     for arm in dict.fromkeys(arm for arm, _ in study.arms):
         seeds = [seed for other, seed in study.arms if other == arm]
-        flops = [study.results(arm, seed).get("flops_per_token") for seed in seeds]
+        flops = study.results(arm, seeds[0]).get("flops_per_token")
         found = [study.bits_per_byte(arm, seed, name) for seed in seeds] if name else []
         scored = [value for value in found if value is not None]
-        if scored and flops[0] is not None:
-            points[arm] = (float(flops[0]), sum(scored) / len(scored))
+        if scored and flops is not None:
+            points[arm] = _mean_point([(float(flops), value) for value in scored])
     if not points:
         return []
-    figure = Figure(figsize=(7.2, 4.8), layout="constrained")
+    height = max(4.8, 0.24 * len(points))
+    figure = Figure(figsize=(_cost_width(points), height), layout="constrained")
     axes = figure.subplots()
-    for arm, place in points.items():
-        axes.plot(*place, "o")
-        axes.annotate(arm, place, xytext=(7, -3), textcoords="offset points", fontsize="small")
-    for arm, baseline in dict.fromkeys((arm, base) for arm, base, _ in study.pairs):
-        if arm in points and baseline in points:
-            arrow = {"arrowstyle": "->"}
-            axes.annotate("", xy=points[arm], xytext=points[baseline], arrowprops=arrow)
-    axes.margins(x=0.25, y=0.15)
-    axes.set_xlabel("estimated FLOPs per token, forward and backward")
-    axes.set_ylabel("bits per byte (lower is better)")
+    draw_cost(axes, points, _study_styles(study))
     axes.set_title(f"{title} ({name})", fontsize="medium")
     return _save(figure, path)
 
@@ -155,18 +238,22 @@ def write_curves(study: Study, title: str, path: Path) -> list[Path]:
     curves = {key: study.metrics(*key) for key in study.trained_arms}
     if not any(curves.values()):
         return []
-    figure = Figure(figsize=(12, 4.8), layout="constrained")
+    height = max(4.8, 0.24 * len(curves))
+    figure = Figure(figsize=(14.4, height), layout="constrained")
     losses, times = figure.subplots(1, 2)
+    styles, lines = _study_styles(study), ("-", "--", ":", "-.")
     for (arm, seed), entries in curves.items():
+        colour, variant = styles.of(arm)
+        style = {"color": colour, "linestyle": lines[variant % len(lines)], "lw": 1}
         updates = [entry["update"] for entry in entries]
-        losses.plot(updates, [entry["loss"] for entry in entries], label=f"{arm} s{seed}", lw=1)
+        losses.plot(updates, [entry["loss"] for entry in entries], **style)
         seconds = [entry.get("update_seconds", float("nan")) for entry in entries]
-        times.plot(updates, seconds, lw=1)
+        times.plot(updates, seconds, label=f"{arm} s{seed}", **style)
     losses.set_xlabel("update")
     losses.set_ylabel("training loss, nats a target")
-    losses.legend(fontsize="small")
     times.set_xlabel("update")
     times.set_ylabel("seconds an update")
+    times.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small", frameon=False)
     figure.suptitle(title)
     return _save(figure, path)
 
