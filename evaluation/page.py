@@ -5,14 +5,17 @@
 writes the page beside its template. In the template `pair("b_table", "b", 44, "confirmation").gain`
 is a number with its sign, and so on for the functions of `Page` and what a `Pair` has; a number
 whose records are missing is an error that names them, so that a page never shows one that nobody
-can check.
+can check. `{{ read("confirmation.json").contrasts[0].name }}` is what a file beside the template
+holds, and `{{ number | signed }}` writes a number as the tables do.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import jinja2
 
@@ -79,9 +82,15 @@ class Pair:
 
 @dataclass(frozen=True)
 class Page:
-    """The functions that a template may call; arms go by their recipe's name."""
+    """The functions that a template may call; arms go by their recipe's name.
+
+    Attributes:
+        study: the records.
+        folder: where the template lies.
+    """
 
     study: Study
+    folder: Path
 
     def bpb(
         self, arm: str, seed: int, set_name: str, form: str = "training", ablated: bool = False
@@ -113,6 +122,17 @@ class Page:
             raise ValueError(f"the page needs {key} in the results.json of {arm}, seed {seed}")
         return format(results[key], form)
 
+    def read(self, name: str) -> Any:
+        """A JSON file beside the template.
+
+        Raises:
+            ValueError: if there is none of that name.
+        """
+        path = self.folder / name
+        if not path.is_file():
+            raise ValueError(f"the page needs the file {name} beside its template")
+        return json.loads(path.read_text())
+
     def _records(
         self, arm: str, seed: int, set_name: str, form: str, ablated: bool = False
     ) -> Records:
@@ -131,11 +151,12 @@ def write_page(study: Study, template: Path) -> Path:
     """
     if template.suffix != ".jinja" or not template.is_file():
         raise ValueError(f"--page must name a template that ends in .jinja; got {template}")
-    page = Page(study)
-    functions = {"bpb": page.bpb, "pair": page.pair, "result": page.result}
+    page = Page(study, template.parent)
+    functions = {"bpb": page.bpb, "pair": page.pair, "result": page.result, "read": page.read}
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False
     )
+    environment.filters["signed"] = signed
     try:
         text = environment.from_string(template.read_text()).render(functions)
     except (jinja2.TemplateError, TypeError) as error:

@@ -438,15 +438,17 @@ def test_a_page_s_numbers_come_from_records(tmp_path: Path) -> None:
         '{% set p = pair("lg_table", "lg", 44, "dev_val") %}'
         '{{ bpb("lg_table", 44, "dev_val") }} {{ p.gain }} {{ p.interval }} {{ p.improved }} '
         '{{ p.part("band", "*") }} {{ p.share("band", "order_*", "copy_*") }} '
-        '{{ result("lg", 44, "parameters", ",.0f") }} {{ p.records }}\n'
+        '{{ result("lg", 44, "parameters", ",.0f") }} {{ p.records }} '
+        '{{ read("confirmation.json").gain | signed }}\n'
     )
+    (tmp_path / "confirmation.json").write_text('{"gain": 0.25}')
     build_report(runs, tmp_path / "out", num_resamples=50, page=template)
     pair = contrast(table, base, 50)
     low, high = pair.comparison.gain_interval
     assert (tmp_path / "README.md").read_text() == (
         f"{records_bits_per_byte(table):.4f} {pair.gain:+.4f} [{low:+.4f}, {high:+.4f}] "
         f"{pair.comparison.documents_improved:.0%} {pair.gain:+.4f} 100% 2,000,000 "
-        f"{table.sha256[:8]} {base.sha256[:8]}\n"
+        f"{table.sha256[:8]} {base.sha256[:8]} +0.2500\n"
     )
 
 
@@ -458,6 +460,7 @@ def test_a_page_s_numbers_come_from_records(tmp_path: Path) -> None:
             "needs records of lg, seed 44, on confirmation",
         ),
         ('{{ result("lg", 44, "moons") }}', "needs moons in the results.json of lg, seed 44"),
+        ('{{ read("moon.json") }}', "needs the file moon.json beside its template"),
         ("{{ gains }}", "'gains' is undefined"),
         (
             '{{ pair("lg_table", "lg", 44, "dev_val").part("band", "moon") }}',
