@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 import yaml
-from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.utils import logging
 
 from data_scripts.rows import TableOptions
 from evaluation.class_bpb.statistics import MAX_ORDER
 from evaluation.identity import checkpoint_sha256
-from modeling_doctab import DocTabForCausalLM
+
+if TYPE_CHECKING:  # torch and transformers' models take seconds to import; --help needs neither
+    import torch
 
 
 @dataclass(frozen=True)
@@ -95,6 +94,8 @@ def _sizes(folder: Path, model: dict[str, Any]) -> tuple[int, int]:
     names = ("max_position_embeddings", "vocab_size")
     if all(name in model for name in names):
         return int(model[names[0]]), int(model[names[1]])
+    from transformers import AutoConfig
+
     try:
         config = AutoConfig.from_pretrained(folder)
     except (ValueError, KeyError) as error:
@@ -114,6 +115,12 @@ def load_model(checkpoint: Checkpoint, device: torch.device) -> torch.nn.Module:
     A doctab model is built by this checkout's code, not by the copy in its folder; any other one by
     transformers' own classes.
     """
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    from modeling_doctab import DocTabForCausalLM
+
     model_type = json.loads((checkpoint.folder / "config.json").read_text()).get("model_type")
     logging.disable_progress_bar()  # ours counts targets, transformers' would count tensors
     loader: Any = DocTabForCausalLM if model_type == "doctab" else AutoModelForCausalLM

@@ -28,6 +28,7 @@ from data_scripts import command_line
 from data_scripts.chunk_set import ChunkSet
 from data_scripts.lookup import lookup_rows
 from data_scripts.rows import segments_at_bos
+from evaluation.checkpoints import open_checkpoint
 from evaluation.formats import (
     EvaluationFormat,
     RowBatch,
@@ -36,6 +37,7 @@ from evaluation.formats import (
     iter_rows,
     load_targets,
 )
+from evaluation.plans import check_fit, make_header, row_plan
 from evaluation.records import read_records
 
 BoolArray = npt.NDArray[np.bool_]
@@ -133,10 +135,6 @@ def explain(violations: int, positions: int, label: str, form: str) -> str:
 
 def _report(run: Path, split: str, form: EvaluationFormat, chunk_set: ChunkSet) -> list[str]:
     """Lines on one run and set."""
-    # The check itself needs no model code; opening a run folder does.
-    from evaluation.checkpoints import open_checkpoint
-    from evaluation.plans import check_fit, make_header, row_plan
-
     checkpoint = open_checkpoint(run)
     check_fit(checkpoint, chunk_set, form, ablated=False)
     plan = row_plan(checkpoint, chunk_set)
@@ -174,8 +172,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    from evaluation.checkpoints import open_checkpoint
-
     chunk_set = ChunkSet.open(arguments.chunk_set)
     for split in arguments.sets:
         if chunk_set.is_confirmation(split):

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-
-from accelerate import Accelerator
+from typing import TYPE_CHECKING
 
 from data_scripts import command_line
 from data_scripts.chunk_set import ChunkSet
@@ -27,7 +26,9 @@ from evaluation.plans import check_fit, make_header, row_plan
 from evaluation.records import Records, RecordsHeader, read_header, read_records, write_records
 from evaluation.registration import Registration, read_registration
 from evaluation.scores import make_records, read_scores_header, write_scores
-from evaluation.scoring import make_accelerator, score_targets
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,8 @@ def score_runs(
             if registration is not None and chunk_set.is_confirmation(name):
                 header = registration.authorise(header, chunk_set.path)
             jobs.append(_Job(run, checkpoint, header, on_set))
+    from evaluation.scoring import make_accelerator  # torch takes seconds to import
+
     accelerator = make_accelerator()
     results: list[ScoredRun] = []
     loaded: tuple[tuple[str, bool], TargetSet] | None = None
@@ -136,6 +139,8 @@ def _score_job(
         registration.note_opened(job.header, chunk_set.path)
     accelerator.wait_for_everyone()
     plan = row_plan(job.checkpoint, chunk_set, job.header.ablated)
+    from evaluation.scoring import score_targets
+
     scores = score_targets(
         accelerator,
         job.checkpoint,

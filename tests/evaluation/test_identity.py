@@ -9,11 +9,11 @@ from pathlib import Path
 
 from evaluation.identity import ROOT, checkpoint_sha256, code_sha256, git_commit
 
-# Modules of this project that importing the scoring commands brings in, as paths from the root.
+# Modules of this project that scoring and judging import, as paths from the root.
 _LOADED = """
 import json, sys
 from pathlib import Path
-import evaluation.protocol
+import evaluation.protocol, evaluation.scoring, modeling_doctab
 root = Path.cwd()
 files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
 paths = [Path(file) for file in files if file]
@@ -40,7 +40,7 @@ def test_the_code_s_hash_covers_all_that_scoring_imports(tmp_path: Path) -> None
         [sys.executable, "-c", _LOADED], cwd=ROOT, capture_output=True, text=True, check=True
     )
     modules = json.loads(found.stdout)
-    assert "evaluation/scoring.py" in modules
+    assert {"evaluation/scoring.py", "modeling_doctab/modeling_doctab.py"} <= set(modules)
     for name in modules:
         if name.endswith(("__init__.py", "command_line.py")):
             continue  # docstrings, and the form of flags and errors
