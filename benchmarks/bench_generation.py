@@ -20,27 +20,32 @@ def run() -> Iterator[Result]:
 
 
 def table_cost(batch: int) -> Result:
-    """Greedy decoding after a 4K prompt, with and without the table."""
+    """Greedy decoding after a 4K prompt, with and without the table.
+
+    At batch 16 two thirds of the time is transformers' cache, which copies a gigabyte a token into
+    new memory: short calls and many rounds, since page faults come and go in waves.
+    """
+    new, rounds = (NEW, 3) if batch == 1 else (8, 9)
     cases = {}
     for name, table in (("without table", False), ("with table", True)):
         torch.manual_seed(44)
         model = DocTabForCausalLM(DocTabConfig(document_table=table)).float().eval()
-        cases[name] = _decode(model, _prompt(batch, PROMPT, model.config))
+        cases[name] = _decode(model, _prompt(batch, PROMPT, model.config), new)
 
     def check(outputs: dict[str, torch.Tensor]) -> None:
         assert torch.equal(outputs["with table"], outputs["without table"])  # a zero table
 
     return compare(
         f"generation_table_batch_{batch}",
-        question=f"{NEW} greedy tokens of the paper's B after {PROMPT:,}, batch {batch}, against B "
+        question=f"{new} greedy tokens of the paper's B after {PROMPT:,}, batch {batch}, against B "
         "without the table (prefill left out)",
         prediction="at most 1.05 times the time",
         cases=cases,
         check=check,
         ours="without table",
         target=1.05,
-        rounds=3,
-        facts={"prompt": PROMPT, "new_tokens": NEW, "batch": batch},
+        rounds=rounds,
+        facts={"prompt": PROMPT, "new_tokens": new, "batch": batch},
     )
 
 
@@ -77,7 +82,9 @@ def against_nanochat() -> Result:
 
 
 @torch.no_grad()
-def _decode(model: PreTrainedModel, prompt: torch.Tensor) -> Callable[[], torch.Tensor]:
+def _decode(
+    model: PreTrainedModel, prompt: torch.Tensor, new: int = NEW
+) -> Callable[[], torch.Tensor]:
     """Decode on from a cache that holds the prompt: each call continues where the last ended."""
     step = 512
     cache = None
@@ -92,7 +99,7 @@ def _decode(model: PreTrainedModel, prompt: torch.Tensor) -> Callable[[], torch.
     def decode() -> torch.Tensor:
         nonlocal token
         tokens = []
-        for _ in range(NEW):
+        for _ in range(new):
             logits = model(token, use_cache=True, **{CACHE_NAME: cache}).logits[:, -1]
             token = logits.argmax(-1, keepdim=True)
             tokens.append(token)
