@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -66,6 +68,24 @@ class Contrast:
         gains = saved / (np.log(2) * mine.sums.num_bytes.sum())
         return dict(zip(grouping.names, (float(gain) for gain in gains), strict=True))
 
+    def part(self, partition: str, patterns: Sequence[str]) -> float:
+        """What the groups whose names match contribute to the gain, in bits per byte.
+
+        Args:
+            partition: a key of `PARTITIONS`.
+            patterns: names or patterns such as `*hidden`; a group counts once.
+
+        Raises:
+            ValueError: if the gain cannot be split so, or a pattern matches no group.
+        """
+        split = self.gain_by(partition)
+        if split is None:
+            raise ValueError(
+                f"the gain of {self.arm.header.label} over {self.baseline.header.label} cannot be "
+                f"split by {partition}: their rows or tables differ"
+            )
+        return sum(split[name] for name in matching_groups(partition, patterns))
+
     def intervals_by(
         self, partition: str, num_resamples: int = 2000, seed: int = 0
     ) -> dict[str, tuple[float, float]] | None:
@@ -78,6 +98,21 @@ class Contrast:
         return {
             name: (float(a), float(b)) for name, (a, b) in zip(grouping.names, ends, strict=True)
         }
+
+
+def matching_groups(partition: str, patterns: Sequence[str]) -> list[str]:
+    """Names of a partition's groups that match any of the patterns.
+
+    Raises:
+        ValueError: if there is no such partition, or a pattern matches no group.
+    """
+    if partition not in PARTITIONS:
+        raise ValueError(f"a partition must be one of {', '.join(PARTITIONS)}; got {partition!r}")
+    names = PARTITIONS[partition][0].names
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ValueError(f"{partition} has no group {pattern}; it has {', '.join(names)}")
+    return [name for name in names if any(fnmatchcase(name, one) for one in patterns)]
 
 
 def class_intervals(

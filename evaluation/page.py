@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -56,28 +55,11 @@ class Pair:
 
     def part(self, partition: str, *patterns: str) -> str:
         """What the groups of a partition that match contribute to the gain, in bits per byte."""
-        return signed(self._part(partition, patterns))
+        return signed(self.found.part(partition, patterns))
 
     def share(self, partition: str, *patterns: str) -> str:
         """The same as a share of the gain."""
-        return f"{self._part(partition, patterns) / self.found.gain:.0%}"
-
-    def _part(self, partition: str, patterns: tuple[str, ...]) -> float:
-        """Sum over groups, e.g. of `target_cell` those like `*hidden`.
-
-        Raises:
-            ValueError: if the contrast cannot be split so, or a pattern matches no group.
-        """
-        split = self.found.gain_by(partition)
-        if split is None:
-            raise ValueError(f"{self.records} cannot be split by {partition}")
-        chosen: dict[str, float] = {}
-        for pattern in patterns:
-            matching = {k: v for k, v in split.items() if fnmatchcase(k, pattern)}
-            if not matching:
-                raise ValueError(f"{partition} has no group {pattern}; it has {', '.join(split)}")
-            chosen |= matching
-        return sum(chosen.values())
+        return f"{self.found.part(partition, patterns) / self.found.gain:.0%}"
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evaluation.contrasts import Contrast
+from evaluation.contrasts import Contrast, matching_groups
 
 # Arm, baseline, seed, set, format -> the contrast, or None where records are missing.
 FindContrast = Callable[[str, str, int, str, str], Contrast | None]
 _CONTRAST_KEYS = {"name", "says", "arm", "baseline", "sign", "seeds", "prediction"}
+_GAIN_KEYS = {"arm", "baseline", "part"}
 _RULE_KEYS = {"name", "gain", "relative_to", "sets", "format", "seeds", "decides", "outcomes"}
 
 
@@ -123,6 +124,15 @@ def check_rules(rules: Sequence[dict[str, Any]]) -> None:
         if rule.get("decides", "smallest") not in ("smallest", "largest"):
             raise ValueError(f"{where}: decides must be 'smallest' or 'largest'.")
         bounds = [outcome.get("at_least") for outcome in rule["outcomes"]]
+        for pair in _pairs(rule):
+            _check_keys(f"{where}: a gain", pair, {"arm", "baseline"}, _GAIN_KEYS)
+            part = pair.get("part")
+            if part is not None:
+                _check_keys(f"{where}: a part", part, {"of", "groups"}, {"of", "groups"})
+                try:
+                    matching_groups(part["of"], part["groups"])
+                except ValueError as error:
+                    raise ValueError(f"{where}: {error}.") from None
         numbers = [bound for bound in bounds if bound is not None]
         if bounds[-1:] != [None] or len(numbers) != len(bounds) - 1:
             raise ValueError(
@@ -179,12 +189,19 @@ def apply_rule(rule: dict[str, Any], form: str, find: FindContrast) -> RuleOutco
 def _rule_value(
     rule: dict[str, Any], seed: int, set_name: str, form: str, find: FindContrast
 ) -> float | None:
-    pairs = [rule["gain"], *([rule["relative_to"]] if "relative_to" in rule else [])]
-    found = [find(pair["arm"], pair["baseline"], seed, set_name, form) for pair in pairs]
-    gains = [one.gain for one in found if one is not None]
-    if len(gains) < len(pairs):
-        return None
-    return gains[0] if len(gains) == 1 else gains[0] / gains[1]
+    values = []
+    for pair in _pairs(rule):
+        found = find(pair["arm"], pair["baseline"], seed, set_name, form)
+        if found is None:
+            return None
+        part = pair.get("part")
+        values.append(found.gain if part is None else found.part(part["of"], part["groups"]))
+    return values[0] if len(values) == 1 else values[0] / values[1]
+
+
+def _pairs(rule: dict[str, Any]) -> list[dict[str, Any]]:
+    """The gain of a rule, and the one that it is relative to, if any."""
+    return [rule[name] for name in ("gain", "relative_to") if name in rule]
 
 
 def _check_keys(where: str, entry: dict[str, Any], needed: set[str], known: set[str]) -> None:

@@ -28,6 +28,8 @@ from evaluation.rules import (
 )
 from evaluation.score import main as score
 from evaluation.score import score_runs
+from tests.evaluation.test_records import make_records
+from tests.evaluation.test_report import improved
 
 EXAMPLE = Path(protocol.__file__).with_name("example_registration.yaml")
 
@@ -308,6 +310,46 @@ def test_the_paper_s_rules(rule, gains, expected) -> None:
     assert missing == RuleOutcome(rule, None, f"no records of seed 44 on {entry['sets'][0]}")
 
 
+def part_rule(of: str, groups: list[str]) -> dict:
+    """Claim 3: what share of B + table's gain comes from copies that the row does not show."""
+    pair = {"arm": "b_table", "baseline": "b"}
+    return {
+        "name": "hidden copies carry the gain",
+        "gain": pair | {"part": {"of": of, "groups": groups}},
+        "relative_to": pair,
+        "sets": ["dev"],
+        "seeds": [44],
+        "outcomes": [{"at_least": 0.5, "says": "most of it"}, {"says": "not most of it"}],
+    }
+
+
+def test_a_rule_on_a_part_of_a_gain() -> None:
+    base = make_records(arm="b", baseline=None)
+    found = contrast(improved(base, 0.1, arm="b_table", baseline="b"), base, 50)
+    split = found.gain_by("target_cell")
+    assert split is not None
+    hidden = sum(value for name, value in split.items() if name.endswith("hidden"))
+    rule = part_rule("target_cell", ["*hidden"])
+    check_rules([rule])
+    outcome = apply_rule(rule, "training", lambda *given: found)
+    assert outcome.value == pytest.approx(hidden / found.gain)
+    assert 0 < hidden < found.gain
+    everything = part_rule("target_cell", ["*", "*hidden"])
+    assert apply_rule(everything, "training", lambda *given: found).value == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("of", "groups", "message"),
+    [
+        ("moons", ["*"], "a partition must be one of target_cell"),
+        ("target_cell", ["*seen"], r"target_cell has no group \*seen; it has order_0"),
+    ],
+)
+def test_a_rule_on_no_part_is_refused(of: str, groups: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_rules([part_rule(of, groups)])
+
+
 def test_the_example_is_the_paper_s(runs, own_set) -> None:
     example = yaml.safe_load(EXAMPLE.read_text())
     check_contrasts(example["contrasts"])
@@ -360,7 +402,8 @@ def test_incomplete_drafts_are_refused(runs, own_set, changes, message) -> None:
     ],
 )
 def test_rules_must_have_one_outcome_for_every_value(outcomes, message) -> None:
-    rule = {"name": "r", "gain": {}, "sets": ["dev"], "seeds": [44], "outcomes": outcomes}
+    gain = {"arm": "b_table", "baseline": "b"}
+    rule = {"name": "r", "gain": gain, "sets": ["dev"], "seeds": [44], "outcomes": outcomes}
     with pytest.raises(ValueError, match=message):
         check_rules([rule])
 
