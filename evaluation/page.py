@@ -104,6 +104,21 @@ class Page:
             raise ValueError(f"the page needs {key} in the results.json of {arm}, seed {seed}")
         return format(results[key], form)
 
+    def training_bpb(self, arm: str, seed: int, first: int, last: int) -> float:
+        """Mean bits per byte of the training batches of updates `first` to `last`, both included.
+
+        Raises:
+            ValueError: if the run's metrics.jsonl lacks one of them.
+        """
+        metrics = self.study.metrics(paper_arm(arm), seed)
+        found = [entry["bpb"] for entry in metrics if first <= entry["update"] <= last]
+        if len(found) != last - first + 1:
+            raise ValueError(
+                f"the page needs updates {first} to {last} in the metrics.jsonl of {arm}, seed "
+                f"{seed}; it has {len(found)} of them"
+            )
+        return float(sum(found) / len(found))
+
     def read(self, name: str) -> Any:
         """A JSON file beside the template.
 
@@ -134,7 +149,8 @@ def write_page(study: Study, template: Path) -> Path:
     if template.suffix != ".jinja" or not template.is_file():
         raise ValueError(f"--page must name a template that ends in .jinja; got {template}")
     page = Page(study, template.parent)
-    functions = {"bpb": page.bpb, "pair": page.pair, "result": page.result, "read": page.read}
+    names = ("bpb", "pair", "result", "training_bpb", "read")
+    functions = {name: getattr(page, name) for name in names}
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False
     )

@@ -45,7 +45,9 @@ def write_run(folder: Path, *records: Records, model=None, data=None, results=No
     (folder / "config.yaml").write_text(yaml.safe_dump(recipe))
     facts = {"flops_per_token": 1e6, "parameters": 2e6, "step0_loss": 9.01, "target_sha256": "ab"}
     (folder / "results.json").write_text(json.dumps(facts | (results or {})))
-    lines = [{"update": i, "loss": 5 - i / 9, "update_seconds": 0.5} for i in range(20)]
+    lines = [
+        {"update": i, "loss": 5 - i / 9, "bpb": 3 - i / 9, "update_seconds": 0.5} for i in range(20)
+    ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     for one in records:
         write_records(one, folder / "records" / f"{one.header.file_stem}.parquet")
@@ -439,7 +441,8 @@ def test_a_page_s_numbers_come_from_records(tmp_path: Path) -> None:
         '{{ bpb("lg_table", 44, "dev_val") }} {{ p.gain }} {{ p.interval }} {{ p.improved }} '
         '{{ p.part("band", "*") }} {{ p.share("band", "order_*", "copy_*") }} '
         '{{ result("lg", 44, "parameters", ",.0f") }} {{ p.records }} '
-        '{{ read("confirmation.json").gain | signed }}\n'
+        '{{ read("confirmation.json").gain | signed }} '
+        '{{ training_bpb("lg", 44, 2, 7) | signed }}\n'
     )
     (tmp_path / "confirmation.json").write_text('{"gain": 0.25}')
     build_report(runs, tmp_path / "out", num_resamples=50, page=template)
@@ -448,7 +451,7 @@ def test_a_page_s_numbers_come_from_records(tmp_path: Path) -> None:
     assert (tmp_path / "README.md").read_text() == (
         f"{records_bits_per_byte(table):.4f} {pair.gain:+.4f} [{low:+.4f}, {high:+.4f}] "
         f"{pair.comparison.documents_improved:.0%} {pair.gain:+.4f} 100% 2,000,000 "
-        f"{table.sha256[:8]} {base.sha256[:8]} +0.2500\n"
+        f"{table.sha256[:8]} {base.sha256[:8]} +0.2500 +2.5000\n"
     )
 
 
@@ -460,6 +463,7 @@ def test_a_page_s_numbers_come_from_records(tmp_path: Path) -> None:
             "needs records of lg, seed 44, on confirmation",
         ),
         ('{{ result("lg", 44, "moons") }}', "needs moons in the results.json of lg, seed 44"),
+        ('{{ training_bpb("lg", 44, 15, 24) }}', "of lg, seed 44; it has 5 of them"),
         ('{{ read("moon.json") }}', "needs the file moon.json beside its template"),
         ("{{ gains }}", "'gains' is undefined"),
         (
