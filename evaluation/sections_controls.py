@@ -76,6 +76,47 @@ def ablation(study: Study) -> Section:
     return Section(title, "\n".join(lines), tuple(tables))
 
 
+def other_fields(study: Study) -> Section:
+    """Tables fed the fields of another document or place, beside the document's own (4.4)."""
+    title = "Fields of another document or place (the open question of Section 4.4)"
+    text = (
+        "The paper does not explain its order-0 gain: tokens that the table cannot predict. "
+        "`foreign` tables were trained and scored with the fields of another document's chunk, "
+        "`shuffled` ones with those of an earlier position: what they gain, a candidate's being "
+        "right cannot have brought."
+    )
+    sources = {pair: _table_source(study, pair) for pair in study.pairs}
+    with_table = [pair for pair, source in sources.items() if source is not None]
+    controlled = {pair[1:] for pair in with_table if sources[pair] != "document"}
+    rows = []
+    for pair in (one for one in with_table if one[1:] in controlled):
+        for name in study.sets():
+            found = study.contrast(*pair, name)
+            split = None if found is None else found.gain_by("band")
+            if found is None or split is None:
+                continue
+            low, high = found.comparison.gain_interval
+            copies = sum(value for key, value in split.items() if key.startswith("copy"))
+            gain = f"{signed(found.gain)} [{signed(low)}, {signed(high)}]"
+            parts = (split["order_0"], split["order_1"], copies)
+            shown = (gain, *(signed(value) for value in parts))
+            rows.append((pair_name(found), name, *shown, pair_hashes(found)))
+    if not rows:
+        return Section(title, f"{text} Missing: arms with table_source: foreign or shuffled.")
+    columns = ("contrast", "set", "gain", "order 0", "order 1", "copies", "records")
+    return Section(title, text, (Table("other_fields", "Gain, bpb", columns, tuple(rows)),))
+
+
+def _table_source(study: Study, pair: tuple[str, str, int]) -> str | None:
+    """Where an arm's fields come from; None without a recipe or a table, and with dropout."""
+    recipe = study.recipe(pair[0], pair[2])
+    data = recipe.get("data", {})
+    has_table = recipe.get("model", {}).get("document_table", True)
+    if not recipe or not has_table or data.get("table_dropout"):
+        return None
+    return str(data.get("table_source", "document"))
+
+
 def dropout(study: Study) -> Section:
     """Arms trained with table dropout against their baseline, beside the plain table (4.5)."""
     chosen = [

@@ -423,6 +423,31 @@ def test_arms_of_the_paper_keep_their_names() -> None:
     assert paper_arm("lg_mixture") == "lg512_mixture"
 
 
+def test_fields_of_another_document_stand_beside_the_document_s(tmp_path: Path) -> None:
+    table = {"model": {"document_table": True}}
+    runs = [
+        write_run(tmp_path / "b", BASE),
+        write_run(tmp_path / "b_table", arm("b_table"), **table),
+        write_run(tmp_path / "b_bigram", arm("b_bigram"), model={"document_table": False}),
+        write_run(tmp_path / "b_drop", arm("b_drop"), data={"table_dropout": 0.5}, **table),
+        write_run(
+            tmp_path / "b_table_foreign",
+            arm("b_table_foreign", 0.02),
+            data={"table_source": "foreign"},
+            **table,
+        ),
+    ]
+    build_report(runs, tmp_path / "out", num_resamples=50)
+    rows = read_table(tmp_path / "out", "text.other_fields")
+    assert list(rows) == ["b_table over b s44", "b_table_foreign over b s44"]
+    split = contrast(arm("b_table_foreign", 0.02), BASE, 50).gain_by("band")
+    assert split is not None
+    assert rows["b_table_foreign over b s44"]["order 0"] == f"{split['order_0']:+.4f}"
+    without = build_report(runs[:-1], tmp_path / "less", num_resamples=50)
+    assert "Missing: arms with table_source" in (tmp_path / "less" / "report.md").read_text()
+    assert not [file for file in without.files if "other_fields" in file.name]
+
+
 def test_two_arms_for_one_of_the_paper_s_are_refused(tmp_path: Path) -> None:
     runs = [
         write_run(tmp_path / "lg", improved(BASE, 0.0, arm="lg")),
