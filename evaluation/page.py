@@ -49,6 +49,17 @@ class Pair:
         return f"{self.found.comparison.documents_improved:.0%}"
 
     @property
+    def violations(self) -> str:
+        """Positions where the arm's table knew less than its row shows (Section 4.6).
+
+        Raises:
+            ValueError: if the arm has no table.
+        """
+        if self.found.arm.reach is None:
+            raise ValueError(f"{self.found.arm.header.label} has no table whose reach counts")
+        return f"{int(self.found.arm.reach.violations.sum()):,}"
+
+    @property
     def records(self) -> str:
         """First digits of both records' hashes."""
         return pair_hashes(self.found)

@@ -459,6 +459,8 @@ def test_two_arms_for_one_of_the_paper_s_are_refused(tmp_path: Path) -> None:
 
 def test_a_page_s_numbers_come_from_records(tmp_path: Path) -> None:
     base, table = improved(BASE, 0.0, arm="lg"), arm("lg_table", 0.05, baseline="lg")
+    counts = np.array([500, 0, 1000, 500])
+    table = replace(table, reach=ReachCounts(counts * 2, counts, counts / 1.0, counts))
     runs = [write_run(tmp_path / "lg", base), write_run(tmp_path / "lg_table", table)]
     template = tmp_path / "README.md.jinja"
     template.write_text(
@@ -467,16 +469,16 @@ def test_a_page_s_numbers_come_from_records(tmp_path: Path) -> None:
         '{{ p.part("band", "*") }} {{ p.share("band", "order_*", "copy_*") }} '
         '{{ result("lg", 44, "parameters", ",.0f") }} {{ p.records }} '
         '{{ read("confirmation.json").gain | signed }} '
-        '{{ training_bpb("lg", 44, 2, 7) | signed }}\n'
+        '{{ training_bpb("lg", 44, 2, 7) | signed }} {{ p.violations }}\n'
     )
     (tmp_path / "confirmation.json").write_text('{"gain": 0.25}')
-    build_report(runs, tmp_path / "out", num_resamples=50, page=template)
+    build_report(runs, tmp_path / "out", 50, show_violations=True, page=template)
     pair = contrast(table, base, 50)
     low, high = pair.comparison.gain_interval
     assert (tmp_path / "README.md").read_text() == (
         f"{records_bits_per_byte(table):.4f} {pair.gain:+.4f} [{low:+.4f}, {high:+.4f}] "
         f"{pair.comparison.documents_improved:.0%} {pair.gain:+.4f} 100% 2,000,000 "
-        f"{table.sha256[:8]} {base.sha256[:8]} +0.2500 +2.5000\n"
+        f"{table.sha256[:8]} {base.sha256[:8]} +0.2500 +2.5000 2,000\n"
     )
 
 
@@ -489,6 +491,7 @@ def test_a_page_s_numbers_come_from_records(tmp_path: Path) -> None:
         ),
         ('{{ result("lg", 44, "moons") }}', "needs moons in the results.json of lg, seed 44"),
         ('{{ training_bpb("lg", 44, 15, 24) }}', "of lg, seed 44; it has 5 of them"),
+        ('{{ pair("lg", "lg_table", 44, "dev_val").violations }}', "lg has no table"),
         ('{{ read("moon.json") }}', "needs the file moon.json beside its template"),
         ("{{ gains }}", "'gains' is undefined"),
         (
