@@ -55,7 +55,7 @@ class Pair:
         Raises:
             ValueError: if the arm has no table.
         """
-        if self.found.arm.reach is None:
+        if self.found.arm.reach is None or not self.found.arm.header.has_table:
             raise ValueError(f"{self.found.arm.header.label} has no table whose reach counts")
         return f"{int(self.found.arm.reach.violations.sum()):,}"
 

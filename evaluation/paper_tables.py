@@ -100,13 +100,15 @@ def table_2(study: Study) -> Table:
         ]
         chosen = None if last is None else found[last]
         improved = None if chosen is None else 100 * chosen.comparison.documents_improved
-        paper_improved = by_seed(row.get("documents_improved"), seed)
+        # The paper gives intervals and shares for its confirmation set alone.
+        theirs = row if last == "confirmation" else {}
+        paper_improved = by_seed(theirs.get("documents_improved"), seed)
         rows.append(
             (
                 study.own_name(arm, f"{row.get('name', baseline)} -> {arm}"),
                 str(seed),
                 *cells,
-                _intervals(chosen, by_seed(row.get("interval"), seed)),
+                _intervals(chosen, by_seed(theirs.get("interval"), seed)),
                 beside(
                     improved, None if paper_improved is None else 100 * paper_improved, 1, False
                 ),
@@ -115,7 +117,7 @@ def table_2(study: Study) -> Table:
         )
     columns = (
         *("base -> arm", "seed", *(SET_NAMES.get(name, name) for name in sets)),
-        f"95% interval, {SET_NAMES.get(last or '', last)} (ours / paper)",
+        f"95% interval, {SET_NAMES.get(last or '', last or MISSING)} (ours / paper)",
         *("documents improved (%)", "records"),
     )
     return Table("table_2", _title(2), columns, tuple(rows))

@@ -47,6 +47,11 @@ def row_plan(checkpoint: Checkpoint, chunk_set: ChunkSet, ablated: bool = False)
     )
 
 
+def default_stride(checkpoint: Checkpoint, chunk_set: ChunkSet) -> int:
+    """Half a row, as in Section 4.6."""
+    return max(1, row_plan(checkpoint, chunk_set).row_length // 2)
+
+
 def check_fit(
     checkpoint: Checkpoint, chunk_set: ChunkSet, form: EvaluationFormat, ablated: bool
 ) -> None:

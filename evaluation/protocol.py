@@ -30,7 +30,7 @@ from evaluation.checkpoints import Checkpoint, open_checkpoint
 from evaluation.contrasts import Contrast, contrast
 from evaluation.formats import EvaluationFormat
 from evaluation.identity import code_sha256, git_commit
-from evaluation.records import Records, read_records
+from evaluation.records import Records, read_header, read_records
 from evaluation.registration import (
     Ledger,
     Registration,
@@ -45,6 +45,7 @@ from evaluation.rules import (
     Verdict,
     apply_rule,
     check_contrasts,
+    check_parts,
     check_rules,
     judge,
 )
@@ -85,9 +86,11 @@ def register(draft: dict[str, Any], runs: Sequence[Path], chunk_set: ChunkSet) -
     problems = _scored_outside(runs, draft["set_name"], None)
     if problems and chunk_set.is_confirmation(draft["set_name"]):
         raise ValueError(refusal(draft["set_name"], problems))
+    _refuse_other_records(runs, chunk_set)
     ledger = Ledger(chunk_set.path)
     commit = git_commit()
     find = contrast_finder(runs, draft["bootstrap"])
+    check_parts(draft.get("rules") or [], chunk_set.evaluation_splits(), find)
     content: dict[str, Any] = {
         **{name: draft[name] for name in ("title", "set_name", "format", "bootstrap")},
         "contrasts": [_with_bounds(entry, draft["format"], find) for entry in draft["contrasts"]],
@@ -111,7 +114,9 @@ def register(draft: dict[str, Any], runs: Sequence[Path], chunk_set: ChunkSet) -
     }
     content["sha256"] = content_sha256(content)
     registration = Registration(content)
-    ledger.append("registered", registration.sha256, set_name=draft["set_name"])
+    ledger.append(
+        "registered", registration.sha256, set_name=draft["set_name"], date=content["date"]
+    )
     return registration
 
 
@@ -185,6 +190,7 @@ def confirm(registration: Registration, runs: Sequence[Path], chunk_set: ChunkSe
             problems.append(f"no run holds the registered checkpoint of {arm}, seed {seed}")
     if problems:
         raise ValueError(refusal(set_name, problems))
+    _refuse_other_records(runs, chunk_set)
     chosen = [by_hash[digest] for digest in registration.checkpoints]
     scored = score_runs(
         chosen, chunk_set, [set_name], _format(content["format"]), registration=gate
@@ -198,6 +204,32 @@ def confirm(registration: Registration, runs: Sequence[Path], chunk_set: ChunkSe
         tuple(judge(entry, set_name, content["format"], find) for entry in content["contrasts"]),
         tuple(apply_rule(rule, content["format"], find) for rule in content["rules"]),
     )
+
+
+def _refuse_other_records(runs: Sequence[Path], chunk_set: ChunkSet) -> None:
+    """Refuse records that are not of the run's checkpoint, or not of this chunk set.
+
+    Predictions and rules read the records of the development sets.
+
+    Raises:
+        ValueError: naming the file.
+    """
+    for run in runs:
+        checkpoint = open_checkpoint(run).sha256
+        for file in sorted((run / "records").glob("*.parquet")):
+            header = read_header(file)
+            if header.checkpoint_sha256 != checkpoint:
+                raise ValueError(
+                    f"{file} was made with another checkpoint than the one in {run} "
+                    f"({header.checkpoint_sha256[:12]}, now {checkpoint[:12]}). Score it again."
+                )
+            on_other_data = header.data_sha256 != chunk_set.fingerprint
+            if header.set_name in chunk_set.evaluation_splits() and on_other_data:
+                raise ValueError(
+                    f"{file} is of another chunk set than {chunk_set.path} "
+                    f"({header.data_sha256[:12]}, not {chunk_set.fingerprint[:12]}). Score it "
+                    "again."
+                )
 
 
 def contrast_finder(runs: Sequence[Path], bootstrap: dict[str, int]) -> FindContrast:
@@ -283,8 +315,18 @@ def _check_draft(draft: dict[str, Any], chunk_set: ChunkSet) -> None:
     also = draft.get("also_scored") or {}
     if not (isinstance(also, dict) and all(isinstance(seeds, list) for seeds in also.values())):
         raise ValueError(f"also_scored must be ARM: [SEEDS], as b_bigram: [44]; got {also!r}.")
-    if set(draft["bootstrap"]) != {"num_resamples", "seed"}:
-        raise ValueError("bootstrap must have num_resamples and seed.")
+    bootstrap = draft["bootstrap"]
+    if (
+        not isinstance(bootstrap, dict)
+        or set(bootstrap) != {"num_resamples", "seed"}
+        or not all(type(value) is int for value in bootstrap.values())
+        or bootstrap["num_resamples"] < 1
+        or bootstrap["seed"] < 0
+    ):
+        raise ValueError(
+            "bootstrap must have num_resamples, 1 or more, and seed, 0 or more, both whole; got "
+            f"{bootstrap!r}."
+        )
     if draft["set_name"] not in chunk_set.evaluation_splits():
         raise ValueError(
             f"set_name must be an evaluation split of {chunk_set.path}; {draft['set_name']!r} is "
@@ -364,7 +406,10 @@ def _parser() -> argparse.ArgumentParser:
 def _run_register(arguments: argparse.Namespace) -> None:
     if arguments.out.exists():
         raise ValueError(f"{arguments.out} exists. A registration is never overwritten.")
-    draft = yaml.safe_load(arguments.draft.read_text())
+    try:
+        draft = yaml.safe_load(arguments.draft.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ValueError(f"{arguments.draft} must be a YAML file: {error}") from None
     if not isinstance(draft, dict):
         raise ValueError(f"{arguments.draft} must be a YAML mapping.")
     registration = register(draft, arguments.runs, ChunkSet.open(arguments.chunk_set))

@@ -37,7 +37,7 @@ from evaluation.formats import (
     iter_rows,
     load_targets,
 )
-from evaluation.plans import check_fit, make_header, row_plan
+from evaluation.plans import check_fit, default_stride, make_header, row_plan
 from evaluation.records import read_records
 
 BoolArray = npt.NDArray[np.bool_]
@@ -152,7 +152,9 @@ def _report(run: Path, split: str, form: EvaluationFormat, chunk_set: ChunkSet) 
     if found.violations:
         lines.append(f"  {explain(found.violations, found.positions, header.label, form.name)}")
     path = run / "records" / f"{header.file_stem}.parquet"
-    reach = read_records(path).reach if path.is_file() else None
+    scored = read_records(path) if path.is_file() else None
+    # Records of another checkpoint or chunk set say nothing about these rows.
+    reach = scored.reach if scored is not None and scored.header == header else None
     if reach is not None and found.violations:
         mean = reach.violation_nats.sum() / found.violations
         lines.append(f"  mean loss at the violations: {mean:.3f} nats")
@@ -179,7 +181,7 @@ def _run(arguments: argparse.Namespace) -> None:
         for run in arguments.runs:
             form = EvaluationFormat()
             if arguments.format == "stride":
-                stride = arguments.stride or max(1, open_checkpoint(run).row_length // 2)
+                stride = arguments.stride or default_stride(open_checkpoint(run), chunk_set)
                 form = EvaluationFormat(stride, arguments.reach)
             print("\n".join(_report(run, split, form.on(chunk_set, split), chunk_set)))
 

@@ -225,7 +225,7 @@ class Registration:
         for entry in self.content["checkpoints"]:
             if entry["trained"]:
                 name = f"{entry['arm']}, seed {entry['seed']}"
-                yield entry["trained"], f"the training of {name} was done"
+                yield entry["trained"], f"the training of {name} began"
 
 
 def refusal(set_name: str, problems: Sequence[str]) -> str:

@@ -92,23 +92,23 @@ def check_contrasts(contrasts: Sequence[dict[str, Any]]) -> None:
     if not contrasts:
         raise ValueError("A registration must hold at least one contrast.")
     for entry in contrasts:
-        where = f"contrast {entry.get('name')!r}"
+        where = _where("contrast", entry)
         _check_keys(where, entry, {"name", "arm", "baseline", "sign", "seeds"}, _CONTRAST_KEYS)
         if entry["sign"] not in ("+", "-"):
             raise ValueError(
                 f"{where}: sign must be '+' (the arm beats its baseline) or '-'; got "
                 f"{entry['sign']!r}."
             )
-        if not entry["seeds"]:
-            raise ValueError(f"{where} must name at least one seed.")
+        _check_list(where, entry, "seeds", int)
         prediction = entry.get("prediction")
-        if prediction is not None and set(prediction) not in (
-            {"within", "of"},
-            {"at_least", "at_most"},
-        ):
+        forms: tuple[dict[str, type], ...] = (
+            {"within": float, "of": str},
+            {"at_least": float, "at_most": float},
+        )
+        if prediction is not None and not any(_has_form(prediction, form) for form in forms):
             raise ValueError(
                 f"{where}: a prediction must be {{within: W, of: SET}} or {{at_least: A, at_most: "
-                f"B}}; got {sorted(prediction)}."
+                f"B}}, in bits per byte; got {prediction!r}."
             )
 
 
@@ -119,8 +119,11 @@ def check_rules(rules: Sequence[dict[str, Any]]) -> None:
         ValueError: naming the rule and what it must hold.
     """
     for rule in rules:
-        where = f"rule {rule.get('name')!r}"
+        where = _where("rule", rule)
         _check_keys(where, rule, {"name", "gain", "sets", "seeds", "outcomes"}, _RULE_KEYS)
+        _check_list(where, rule, "seeds", int)
+        _check_list(where, rule, "sets", str)
+        _check_list(where, rule, "outcomes", dict)
         if rule.get("decides", "smallest") not in ("smallest", "largest"):
             raise ValueError(f"{where}: decides must be 'smallest' or 'largest'.")
         bounds = [outcome.get("at_least") for outcome in rule["outcomes"]]
@@ -129,6 +132,7 @@ def check_rules(rules: Sequence[dict[str, Any]]) -> None:
             part = pair.get("part")
             if part is not None:
                 _check_keys(f"{where}: a part", part, {"of", "groups"}, {"of", "groups"})
+                _check_list(f"{where}: a part", part, "groups", str)
                 try:
                     matching_groups(part["of"], part["groups"])
                 except ValueError as error:
@@ -204,7 +208,66 @@ def _pairs(rule: dict[str, Any]) -> list[dict[str, Any]]:
     return [rule[name] for name in ("gain", "relative_to") if name in rule]
 
 
+def check_parts(rules: Sequence[dict[str, Any]], sets: Sequence[str], find: FindContrast) -> None:
+    """Check that the parts of gains exist for these runs, as far as records are there.
+
+    Args:
+        rules: of a draft, checked by `check_rules`.
+        sets: more sets than a rule's own whose records may tell.
+        find: finds the contrasts.
+
+    Raises:
+        ValueError: if a gain cannot be split as a rule asks.
+    """
+    for rule in rules:
+        for pair in _pairs(rule):
+            part = pair.get("part")
+            if part is None:
+                continue
+            for name in (*rule["sets"], *sets):
+                arguments = (pair["arm"], pair["baseline"], int(rule["seeds"][0]), name)
+                found = find(*arguments, rule.get("format", "training"))
+                if found is not None:
+                    try:
+                        found.part(part["of"], part["groups"])
+                    except ValueError as error:
+                        raise ValueError(f"rule {rule['name']!r}: {error}.") from None
+                    break
+
+
+def _where(kind: str, entry: Any) -> str:
+    if not isinstance(entry, dict):
+        raise ValueError(f"Every {kind} must be a mapping; got {entry!r}.")
+    return f"{kind} {entry.get('name')!r}"
+
+
+def _check_list(where: str, entry: dict[str, Any], key: str, kind: type) -> None:
+    found = entry[key]
+    if not isinstance(found, list) or not found or not all(_is(one, kind) for one in found):
+        raise ValueError(
+            f"{where}: {key} must be a list of one {kind.__name__} or more, as {key}: [...]; got "
+            f"{found!r}."
+        )
+
+
+def _has_form(entry: Any, form: dict[str, type]) -> bool:
+    """Whether a mapping has exactly these keys, with values of these types."""
+    return (
+        isinstance(entry, dict)
+        and set(entry) == set(form)
+        and all(_is(entry[key], kind) for key, kind in form.items())
+    )
+
+
+def _is(value: Any, kind: type) -> bool:
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, (int, float) if kind is float else kind)
+
+
 def _check_keys(where: str, entry: dict[str, Any], needed: set[str], known: set[str]) -> None:
+    if not isinstance(entry, dict):
+        raise ValueError(f"{where} must be a mapping; got {entry!r}.")
     missing, unknown = sorted(needed - set(entry)), sorted(set(entry) - known)
     if missing or unknown:
         raise ValueError(

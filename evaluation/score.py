@@ -22,9 +22,9 @@ from data_scripts import command_line
 from data_scripts.chunk_set import ChunkSet
 from evaluation.checkpoints import Checkpoint, open_checkpoint
 from evaluation.formats import EvaluationFormat, TargetSet, load_targets
-from evaluation.plans import check_fit, make_header, row_plan
+from evaluation.plans import check_fit, default_stride, make_header, row_plan
 from evaluation.records import Records, RecordsHeader, read_header, read_records, write_records
-from evaluation.registration import Registration, read_registration
+from evaluation.registration import Ledger, Registration, read_registration
 from evaluation.scores import make_records, read_scores_header, write_scores
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def score_runs(
     results: list[ScoredRun] = []
     loaded: tuple[tuple[str, bool], TargetSet] | None = None
     for job in jobs:
-        if _is_finished(job.run, job.header):
+        if _is_finished(job.run, job.header) and _is_noted(job, chunk_set, registration):
             if accelerator.is_main_process:
                 print(f"{job.checkpoint.arm} {job.header.file_stem}: reused {job.path}")
             results.append(ScoredRun(read_records(job.path), job.path, reused=True))
@@ -177,6 +177,13 @@ def _is_finished(run: Path, header: RecordsHeader) -> bool:
         return False
 
 
+def _is_noted(job: _Job, chunk_set: ChunkSet, registration: Registration | None) -> bool:
+    """Whether the ledger knows the scoring of a registered job; a kill may have come between."""
+    if job.header.registration is None or registration is None:
+        return True
+    return bool(registration.scored(Ledger(chunk_set.path), job.header.checkpoint_sha256))
+
+
 def _check_set(name: str, chunk_set: ChunkSet, registration: Registration | None) -> None:
     if name not in chunk_set.evaluation_splits():
         raise ValueError(
@@ -198,7 +205,7 @@ def _parser() -> argparse.ArgumentParser:
         "(one loss a target) and RUN/records/SET.FORMAT.parquet (sums by document and class); "
         "python -m evaluation.report turns records into tables. Finished results are reused.",
         epilog="Example: python -m evaluation.score demo/runs/b demo/runs/b_table "
-        "--chunk_set demo/chunk_set --sets held_out",
+        "--chunk_set demo/chunk_set --sets dev_val",
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run or model folders")
     parser.add_argument("--chunk_set", type=Path, required=True, help="folder of the prepared data")
@@ -231,14 +238,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _formats(arguments: argparse.Namespace, run: Path) -> EvaluationFormat:
+def _formats(arguments: argparse.Namespace, run: Path, chunk_set: ChunkSet) -> EvaluationFormat:
     if arguments.format == "training":
         if arguments.stride is not None or arguments.reach is not None:
             raise ValueError("--stride and --reach belong to --format stride.")
         return EvaluationFormat()
     stride = arguments.stride
     if stride is None:
-        stride = max(1, open_checkpoint(run).row_length // 2)
+        stride = default_stride(open_checkpoint(run), chunk_set)
     return EvaluationFormat(stride, arguments.reach or "chunk")
 
 
@@ -251,7 +258,7 @@ def _run(arguments: argparse.Namespace) -> None:
         registration = read_registration(arguments.registration)
     forms: dict[EvaluationFormat, list[Path]] = {}
     for run in arguments.runs:
-        forms.setdefault(_formats(arguments, run), []).append(run)
+        forms.setdefault(_formats(arguments, run, chunk_set), []).append(run)
     for form, runs in forms.items():
         score_runs(
             runs,

@@ -92,7 +92,7 @@ def matched_flops(study: Study) -> Section:
             continue
         low, high = found.comparison.gain_interval
         interval = f"[{signed(low)}, {signed(high)}]"
-        paper = by_seed(published.get(arm), seed)
+        paper = by_seed(published.get(arm), seed) if set_name == "confirmation" else None
         row = (pair_name(found), f"{ratio:.3f}", beside(found.gain, paper), interval)
         rows.append((*row, pair_hashes(found)))
     columns = ("arm", "FLOPs ratio", "gain: ours / paper / difference", "95% interval", "records")

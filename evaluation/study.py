@@ -123,11 +123,17 @@ class Study:
         for source in self.sources:
             h = source.records.header
             key = (paper_arm(h.arm), h.seed, h.set_name, h.format, h.ablated)
-            other = found.setdefault(key, source).records.header.arm
-            if other != h.arm:
+            first = found.setdefault(key, source).records
+            if first.header.arm != h.arm:
                 raise ValueError(
-                    f"One arm must stand for the paper's {key[0]}; {other} and {h.arm} both do. "
-                    "Report on them apart."
+                    f"One arm must stand for the paper's {key[0]}; {first.header.arm} and {h.arm} "
+                    "both do. Report on them apart."
+                )
+            if first.header.data_sha256 != h.data_sha256:
+                raise ValueError(
+                    f"{h.label}, seed {h.seed}, was scored on {h.set_name} of two chunk sets "
+                    f"({first.header.data_sha256[:12]}, {h.data_sha256[:12]}). Report on two "
+                    "studies apart."
                 )
         return found
 

@@ -47,6 +47,19 @@ def draft(**changes):
     return content | changes
 
 
+def part_rule(of: str, groups: list[str]) -> dict:
+    """Claim 3: what share of B + table's gain comes from copies that the row does not show."""
+    pair = {"arm": "b_table", "baseline": "b"}
+    return {
+        "name": "hidden copies carry the gain",
+        "gain": pair | {"part": {"of": of, "groups": groups}},
+        "relative_to": pair,
+        "sets": ["dev"],
+        "seeds": [44],
+        "outcomes": [{"at_least": 0.5, "says": "most of it"}, {"says": "not most of it"}],
+    }
+
+
 @pytest.fixture
 def runs(make_run, own_set) -> list[Path]:
     made = [make_run("b", document_table=False), make_run("b_table", baseline="b")]
@@ -145,6 +158,55 @@ def test_a_cut_confirmation_is_resumed(runs, own_set, registered, monkeypatch) -
             confirm(read_registration(registered), runs, own_set)
     confirm(read_registration(registered), runs, own_set)
     assert len(Ledger(own_set.path).of("scored")) == 2
+
+
+def test_a_kill_between_records_and_ledger_is_mended(
+    runs, own_set, registered, monkeypatch
+) -> None:
+    def cut(*given):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Registration, "note_scored", cut)
+        with pytest.raises(KeyboardInterrupt):
+            confirm(read_registration(registered), runs, own_set)
+    assert list(runs[0].glob("records/confirm.*.parquet"))
+    confirm(read_registration(registered), runs, own_set)
+    assert len(Ledger(own_set.path).of("scored")) == 2
+
+
+def test_a_registration_holds_over_the_turn_of_a_second(runs, own_set, monkeypatch) -> None:
+    ticks = iter(range(60))
+    tick = lambda: f"2026-01-01T00:00:{next(ticks):02}+00:00"  # noqa: E731
+    with monkeypatch.context() as patched:
+        patched.setattr(protocol, "now", tick)
+        patched.setattr(registration, "now", tick)
+        found = register(draft(), runs, own_set)
+    assert Ledger(own_set.path).of("registered")[0]["date"] == found.content["date"]
+
+
+def test_records_of_another_checkpoint_are_refused(runs, own_set, make_run, tmp_path) -> None:
+    path = runs[1] / "records" / "dev.training.parquet"
+    records = read_records(path)
+    write_records(
+        replace(records, header=replace(records.header, checkpoint_sha256="f" * 64)), path
+    )
+    with pytest.raises(ValueError, match="was made with another checkpoint than the one in"):
+        register(draft(), runs, own_set)
+    write_records(replace(records, header=replace(records.header, data_sha256="f" * 64)), path)
+    with pytest.raises(ValueError, match="is of another chunk set than"):
+        register(draft(), runs, own_set)
+    assert Ledger(own_set.path).events == []
+
+
+def test_a_part_that_these_runs_do_not_have_is_refused(make_run, own_set) -> None:
+    whole = {"max_position_embeddings": own_set.chunk_length, "document_table": False}
+    made = [make_run("b", **whole), make_run("b_table", baseline="b")]
+    score_runs(made, own_set, ["dev"])
+    with pytest.raises(
+        ValueError, match="'hidden copies carry the gain': the gain of b_table over"
+    ):
+        register(draft(rules=[part_rule("target_cell", ["*hidden"])]), made, own_set)
 
 
 def test_a_changed_registration_is_named(runs, own_set, registered) -> None:
@@ -310,19 +372,6 @@ def test_the_paper_s_rules(rule, gains, expected) -> None:
     assert missing == RuleOutcome(rule, None, f"no records of seed 44 on {entry['sets'][0]}")
 
 
-def part_rule(of: str, groups: list[str]) -> dict:
-    """Claim 3: what share of B + table's gain comes from copies that the row does not show."""
-    pair = {"arm": "b_table", "baseline": "b"}
-    return {
-        "name": "hidden copies carry the gain",
-        "gain": pair | {"part": {"of": of, "groups": groups}},
-        "relative_to": pair,
-        "sets": ["dev"],
-        "seeds": [44],
-        "outcomes": [{"at_least": 0.5, "says": "most of it"}, {"says": "not most of it"}],
-    }
-
-
 def test_a_rule_on_a_part_of_a_gain() -> None:
     base = make_records(arm="b", baseline=None)
     found = contrast(improved(base, 0.1, arm="b_table", baseline="b"), base, 50)
@@ -371,11 +420,16 @@ def test_the_example_is_the_paper_s(runs, own_set) -> None:
     [
         ({"set_name": "nowhere"}, "'nowhere' is not one of dev, confirm"),
         ({"format": "strided"}, "format must be training, packed or strideN-REACH"),
-        ({"bootstrap": {"seed": 1}}, "bootstrap must have num_resamples and seed"),
+        ({"bootstrap": {"seed": 1}}, "bootstrap must have num_resamples, 1 or more"),
+        ({"bootstrap": {"num_resamples": 0, "seed": 0}}, "bootstrap must have num_resamples, 1"),
+        ({"bootstrap": 2000}, "bootstrap must have num_resamples, 1 or more"),
         ({"contrasts": []}, "must hold at least one contrast"),
         ({"kind": 1}, r"unknown \['kind'\]"),
         ({"contrasts": [draft()["contrasts"][0] | {"sign": "?"}]}, "sign must be"),
-        ({"contrasts": [draft()["contrasts"][0] | {"seeds": []}]}, "at least one seed"),
+        ({"contrasts": ["H1"]}, "Every contrast must be a mapping; got 'H1'"),
+        ({"contrasts": [draft()["contrasts"][0] | {"seeds": []}]}, "seeds must be a list of one"),
+        ({"contrasts": [draft()["contrasts"][0] | {"seeds": 44}]}, "seeds must be a list of one"),
+        ({"contrasts": [draft()["contrasts"][0] | {"prediction": 0.1}]}, "a prediction must be"),
         ({"contrasts": [draft()["contrasts"][0] | {"prediction": {"of": 1}}]}, "a prediction must"),
         ({"contrasts": [draft()["contrasts"][0] | {"extra": 1}]}, r"unknown \['extra'\]"),
         (
@@ -383,6 +437,10 @@ def test_the_example_is_the_paper_s(runs, own_set) -> None:
             "score b_table and b, seed 44, there first",
         ),
         ({"rules": [{"name": "r"}]}, "rule 'r' must have"),
+        ({"rules": ["r"]}, "Every rule must be a mapping; got 'r'"),
+        ({"rules": [part_rule("target_cell", ["*hidden"]) | {"sets": "dev"}]}, "sets must be a"),
+        ({"rules": [part_rule("target_cell", ["*hidden"]) | {"seeds": 44}]}, "seeds must be a"),
+        ({"rules": [part_rule("target_cell", "*hidden")]}, "groups must be a list of one str"),
     ],
 )
 def test_incomplete_drafts_are_refused(runs, own_set, changes, message) -> None:

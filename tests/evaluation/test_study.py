@@ -80,8 +80,14 @@ def test_tables_1_to_5_beside_the_paper(tmp_path: Path) -> None:
     difference = f"{pair.gain - 0.0355:+.4f}"
     assert two["B -> b_table 44"]["Dev-val"] == f"{pair.gain:+.4f} / +0.0355 / {difference}"
     low, high = pair.comparison.gain_interval
-    intervals = f"[{low:+.4f}, {high:+.4f}] / [+0.0299, +0.0341]"
-    assert intervals in two["B -> b_table 44"].values()
+    # The paper's intervals are of its confirmation set.
+    assert f"[{low:+.4f}, {high:+.4f}] / —" in two["B -> b_table 44"].values()
+    same = [improved(one, 0.0, set_name="confirmation") for one in (BASE, found)]
+    runs = [write_run(tmp_path / f"confirmed{i}", one) for i, one in enumerate(same)]
+    build_report(runs, tmp_path / "confirmed", num_resamples=50)
+    row = read_table(tmp_path / "confirmed", "table_2")["B -> b_table 44"]
+    low, high = contrast(same[1], same[0], 50).comparison.gain_interval
+    assert f"[{low:+.4f}, {high:+.4f}] / [+0.0299, +0.0341]" in row.values()
     three = read_table(tmp_path / "out", "table_3")
     assert three["D 44"]["train s"] == "— / 2865 / —"
     for number, partition, label in ((4, "band", "order 0"), (5, "table_state", "order 0, wrong")):
@@ -207,6 +213,12 @@ def test_sections_find_their_arms(tmp_path: Path) -> None:
             arm("w_table", 0.35, baseline="w"),
             model=lg | {"hidden_size": 768, "document_table": True},
         ),
+        write_run(
+            tmp_path / "wide_foreign",
+            arm("w_table_foreign", 0.2, baseline="w"),
+            model=lg | {"hidden_size": 768, "document_table": True},
+            data={"table_source": "foreign"},
+        ),
     ]
     diagnosis(arm("heads"), 0.2, query_gains=[[1.0, 1.0], [1.25, 7.3]]).write(runs[3])
     out = tmp_path / "out"
@@ -228,6 +240,8 @@ def test_sections_find_their_arms(tmp_path: Path) -> None:
     versus = read_table(out, "text.width.versus")["w over b_table s44"]
     wider = contrast(improved(BASE, 0.3, arm="w"), arm("b_table"), 20).gain
     assert versus["gain"] == f"{wider:+.4f}"
+    profiled = next(iter(read_table(out, "text.width.classes").values()))
+    assert [name.split()[0] for name in list(profiled)[1:]] == ["b_table", "w_table"]
     matched = read_table(out, "text.matched_flops")
     assert matched["w over b_table s44"]["FLOPs ratio"] == "1.040"
     assert read_table(out, "text.step0_loss")["b 44"]["step-0 loss"] == "9.0100"
@@ -421,6 +435,16 @@ def test_arms_of_the_paper_keep_their_names() -> None:
     assert paper_arm("l5") == "l5_8k"
     assert paper_arm("lg_w96_table") == "lg512_w384_table"
     assert paper_arm("lg_mixture") == "lg512_mixture"
+
+
+def test_packed_records_of_two_studies_are_kept_apart(tmp_path: Path) -> None:
+    runs = []
+    for i, data in enumerate("de"):
+        long = improved(BASE, 0.0, data_sha256=data * 64)
+        short = {"set_name": "val", "format": "packed", "data_sha256": str(i) * 64}
+        runs.append(write_run(tmp_path / data, long, improved(BASE, 0.0, **short)))
+    with pytest.raises(ValueError, match="b, seed 44, was scored on val of two chunk sets"):
+        build_report(runs, tmp_path / "out", num_resamples=20)
 
 
 def test_fields_of_another_document_stand_beside_the_document_s(tmp_path: Path) -> None:
