@@ -55,6 +55,9 @@ def load(name: str, revision: str | None = None) -> list[Model]:
         if not (path / "results.json").is_file():
             found = (*path.glob("*/results.json"), *path.glob("*/*/results.json"))
             runs = [file.parent for file in sorted(found) if (file.parent / "records").is_dir()]
+            # A study keeps its runs' records a second time, without weights.
+            twice = {run.name for run in runs if run.parent.name == "runs"}
+            runs = [r for r in runs if r.parent.name != "evidence" or r.name not in twice]
         if not runs:
             raise ValueError(f"{name} must be a run or hold scored runs; it does not. Score them.")
         return [_read(run, run.name if len(runs) > 1 else name) for run in runs]

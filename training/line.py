@@ -14,7 +14,14 @@ import time
 from pathlib import Path
 
 from training.config import load_recipe
-from training.phases import LAUNCHER, Phase, is_finished, prepare_chunk_set, run
+from training.phases import (
+    LAUNCHER,
+    Phase,
+    forward_sigterm,
+    is_finished,
+    prepare_chunk_set,
+    run,
+)
 
 RECIPES = Path("training/recipes")  # the commands run in the checkout
 DEMO_ARMS = ("b", "b_table", "lg", "lg_table")
@@ -102,6 +109,7 @@ def main() -> int:
     )
     parser.add_argument("line", choices=["demo"], help="which line to run")
     parser.parse_args()
+    forward_sigterm()
     demo()
     return 0
 

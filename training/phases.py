@@ -2,11 +2,14 @@
 
 import json
 import shlex
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from data_scripts.chunk_set import ChunkSet
 from training.config import Recipe
@@ -38,9 +41,35 @@ def run(*command: str | Path, cwd: Path | None = None, shown: str | None = None)
     """
     words = [str(word) for word in command]
     print("  $ " + (shown or shlex.join(["python", *words])), flush=True)
-    code = wait_for(subprocess.Popen([sys.executable, *words], cwd=cwd))
+    code = wait_for(start([sys.executable, *words], cwd=cwd))
     if code:
         sys.exit(code)
+
+
+_started: list[subprocess.Popen[bytes]] = []
+
+
+def start(words: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a command that a SIGTERM to this process reaches too."""
+    process = subprocess.Popen(words, **options)
+    _started[:] = [one for one in _started if one.poll() is None] + [process]
+    return process
+
+
+def forward_sigterm() -> None:
+    """Pass a SIGTERM on to the commands that run, which save and stop, and end with their code.
+
+    Without it they would train on, and the same command started again would meet them.
+    """
+
+    def forward(number: int, frame: object) -> None:
+        running = [one for one in _started if one.poll() is None]
+        for one in running:
+            one.send_signal(signal.SIGTERM)
+        if not running:
+            sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, forward)
 
 
 def wait_for(process: subprocess.Popen[bytes]) -> int:

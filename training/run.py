@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import IO, Any
 
 import torch
 import transformers
@@ -20,6 +20,8 @@ from training.metrics import Clock, RunLog, Trackers, peak_flops, peak_memory_by
 from training.optim import RecipeOptimizer
 from training.setup import (
     batch_plan,
+    check_evaluation,
+    claim_run_folder,
     find_start,
     make_accelerator,
     model_config,
@@ -77,6 +79,7 @@ class Run:
     stop: StopRequest
     writer: CheckpointWriter
     profiler: Any
+    lock: IO[str] | None
     facts: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -138,13 +141,17 @@ class Run:
         self.profiler.close()
         self.trackers.close()
         self.log.close()
+        if self.lock is not None:
+            self.lock.close()
 
 
 def prepare_run(recipe: Recipe, resume: bool, overwrite: bool) -> Run | None:
     """Check everything, then build the run; None if it is done already.
 
+    Nothing in the run folder is touched before all that the recipe says has been checked.
+
     Raises:
-        ValueError: for bad input, before any device is touched.
+        ValueError: for bad input.
     """
     config = model_config(recipe)
     chunk_set = open_chunk_set(recipe, config)
@@ -154,6 +161,8 @@ def prepare_run(recipe: Recipe, resume: bool, overwrite: bool) -> Run | None:
         return None
     accelerator = make_accelerator(recipe)
     plan = batch_plan(recipe, accelerator.num_processes)
+    make_rows = row_maker(recipe, config, chunk_set)
+    check_evaluation(recipe, chunk_set)
     torch.manual_seed(recipe.seed)
     model = DocTabForCausalLM(config).to(accelerator.device).train()
     optimizer = RecipeOptimizer(model, recipe.optimizer, recipe.training.num_updates)
@@ -161,14 +170,18 @@ def prepare_run(recipe: Recipe, resume: bool, overwrite: bool) -> Run | None:
     if start is not None:
         first_update, clock, step0_loss = restore(start, model, optimizer)
 
+    wrapped = prepare_model(model, recipe, accelerator)
+
     is_main, t = accelerator.is_main_process, recipe.training
-    log = RunLog(recipe.run_dir, t.num_updates, is_main, first_update)
-    log.status("running", first_update)
-    make_rows = row_maker(recipe, config, chunk_set)
     facts = {**run_facts(recipe, config, chunk_set, accelerator), "step0_loss": step0_loss}
+    lock = None
     if is_main:
         facts["target_sha256"] = target_sha256(make_rows.chunks, plan, t.num_updates)
+        lock = claim_run_folder(recipe.run_dir, overwrite)
         write_recipe(recipe)
+    trackers = Trackers(accelerator, t.trackers if is_main else (), recipe.as_dict())
+    log = RunLog(recipe.run_dir, t.num_updates, is_main, first_update)
+    log.status("running", first_update)
     stop = StopRequest(recipe.run_dir)
     stop.install()
     loader = BatchLoader(
@@ -186,7 +199,7 @@ def prepare_run(recipe: Recipe, resume: bool, overwrite: bool) -> Run | None:
         accelerator=accelerator,
         plan=plan,
         model=model,
-        wrapped=prepare_model(model, recipe, accelerator),
+        wrapped=wrapped,
         optimizer=optimizer,
         make_rows=make_rows,
         batches=iter(loader),
@@ -194,10 +207,11 @@ def prepare_run(recipe: Recipe, resume: bool, overwrite: bool) -> Run | None:
         first_update=first_update,
         clock=clock,
         log=log,
-        trackers=Trackers(accelerator, t.trackers if is_main else (), recipe.as_dict()),
+        trackers=trackers,
         stop=stop,
         writer=CheckpointWriter(recipe.run_dir / "checkpoints", t.keep_last, t.keep_every),
         profiler=ProfileWindow(recipe, first_update, is_main),
+        lock=lock,
         facts=facts,
     )
 

@@ -18,17 +18,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import yaml
+
 from data_scripts import command_line
 from data_scripts.chunk_set import ChunkSet
 from training.config import Recipe, load_recipe
 from training.evidence import copy_evidence
-from training.phases import LAUNCHER, Phase, is_finished, run
+from training.phases import LAUNCHER, Phase, forward_sigterm, is_finished, run, start
 from training.study_plan import Group, StudyPlan, read_study
 
 STEPS = ("data", "runs", "scores", "registration", "confirmation")
@@ -97,9 +99,13 @@ class Study:
         self.groups = {
             name: group for name, group in plan.groups.items() if not groups or name in groups
         }
+        self._will_register = self._check_registration()
         needed = {group.data for group in self.groups.values()}
         if plan.detail.packed is not None:
             needed.add(plan.detail.packed[0])
+        for name in list(needed):  # one set may be built with another's tokenizer
+            words = {word for command in plan.data[name] for word in command.split()}
+            needed |= {other for other in plan.data if f"{{out}}/{other}" in words}
         self.data: dict[str, list[list[str]]] = {}
         for name, commands in plan.data.items():
             if name not in needed:
@@ -113,6 +119,43 @@ class Study:
                 [word.format(corpus=corpus, out=out) for word in shlex.split(command)]
                 for command in commands
             ]
+
+    def _check_registration(self) -> bool:
+        """Whether the chosen groups have all arms that the draft names.
+
+        Raises:
+            ValueError: if the draft is not there, or names an arm or seed that no group has.
+        """
+        if self.plan.registration is None:
+            return False
+        try:
+            draft = yaml.safe_load(self.plan.registration.read_text())
+            contrasts, also = draft["contrasts"], draft.get("also_scored") or {}
+            named = {
+                (one[side], seed)
+                for one in contrasts
+                for side in ("arm", "baseline")
+                for seed in one["seeds"]
+            }
+            named |= {(arm, seed) for arm, seeds in also.items() for seed in seeds}
+        except (OSError, yaml.YAMLError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(
+                f"{self.plan.registration} must be a registration's draft, as "
+                f"evaluation/example_registration.yaml is: {error!r}"
+            ) from None
+
+        def trained(groups: Mapping[str, Group]) -> set[tuple[str, int]]:
+            arms = [group.arms for group in groups.values()]
+            return {(name, seed) for one in arms for name, seeds in one.items() for seed in seeds}
+
+        unknown = sorted(named - trained(self.plan.groups))
+        if unknown:
+            arm, seed = unknown[0]
+            raise ValueError(
+                f"{self.plan.registration} names {arm}, seed {seed}, which the study does not "
+                "train. Add it to a group, or take it out of the draft."
+            )
+        return named <= trained(self.groups)
 
     @cached_property
     def arms(self) -> list[Arm]:
@@ -157,12 +200,10 @@ class Study:
         for arm in self.arms:
             if arm.is_done:
                 print(f"  reusing {arm.recipe.run_dir}")
+                remove_checkpoints(arm)
             else:
                 waiting.append(arm)
         _RunsSideBySide(self.out / "logs", self.jobs).train(waiting)
-        for arm in self.arms:
-            # The optimizer's state has done its work; final/ holds the model.
-            shutil.rmtree(arm.recipe.run_dir / "checkpoints", ignore_errors=True)
 
     def score(self) -> None:
         """Score the development sets: training format, packed rows, and what is detailed."""
@@ -245,6 +286,9 @@ class Study:
         if self.plan.registration is None:
             print("  this study registers nothing")
             return
+        if not self._will_register:
+            print("  nothing is registered: the draft names arms of groups that were not chosen")
+            return
         if self._registration.is_file():
             print(f"  reusing {self._registration}")
             return
@@ -255,7 +299,7 @@ class Study:
 
     def confirm(self) -> None:
         """Score the confirmation set once, and judge."""
-        if self.plan.registration is None:
+        if self.plan.registration is None or not self._will_register:
             return
         confirmed = self.out / "confirmation.json"
         if confirmed.is_file():
@@ -298,6 +342,11 @@ def _on_all_devices() -> tuple[str, ...]:
     return LAUNCHER if torch.cuda.is_available() else ()
 
 
+def remove_checkpoints(arm: Arm) -> None:
+    """Of a finished run: the optimizer's state has done its work, and final/ holds the model."""
+    shutil.rmtree(arm.recipe.run_dir / "checkpoints", ignore_errors=True)
+
+
 class _RunsSideBySide:
     """Trains runs, some at once; one alone shows its progress, several write to log files."""
 
@@ -311,6 +360,7 @@ class _RunsSideBySide:
             for arm in arms:
                 print(f"\n  {arm.name}: {arm.recipe.description}", flush=True)
                 run(*LAUNCHER, "-m", *arm.command)
+                remove_checkpoints(arm)
             return
         self.logs.mkdir(parents=True, exist_ok=True)
         print(f"  {len(arms)} runs, {self.jobs} side by side; progress in {self.logs}", flush=True)
@@ -338,9 +388,7 @@ class _RunsSideBySide:
         command = [sys.executable, "-m", *arm.command, "--num_threads", str(threads)]
         with log.open("ab") as stream:
             environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-            process = subprocess.Popen(
-                command, stdout=stream, stderr=subprocess.STDOUT, env=environment
-            )
+            process = start(command, stdout=stream, stderr=subprocess.STDOUT, env=environment)
             self.running.append(process)
             code = process.wait()
             self.running.remove(process)
@@ -349,6 +397,7 @@ class _RunsSideBySide:
             for other in list(self.running):
                 other.send_signal(signal.SIGTERM)
             return
+        remove_checkpoints(arm)
         print(f"  {arm.name}  {time.perf_counter() - began:.0f} s", flush=True)
 
 
@@ -365,6 +414,7 @@ def _main(arguments: argparse.Namespace) -> None:
     print(f"{plan.title}\n{study.estimate()}", flush=True)
     if not arguments.yes and not _agreed():
         return
+    forward_sigterm()
     last = STEPS.index(arguments.until)
     for title, work in study.steps()[: last + 1]:
         with Phase(title):

@@ -225,9 +225,14 @@ def test_the_commands_of_the_card_are_ones_that_the_project_takes(
 
 
 def test_each_format_has_its_own_words_and_command():
-    header = {"set_name": "dev_val", "format": "training", "ablated": False}
-    stride = {"set_name": "dev_val", "format": "stride16-window", "ablated": True}
-    other = {"set_name": "dev_heldout", "format": "training", "ablated": False}
+    header = {
+        "set_name": "dev_val",
+        "format": "training",
+        "ablated": False,
+        "data_sha256": "d" * 64,
+    }
+    stride = header | {"format": "stride16-window", "ablated": True}
+    other = header | {"set_name": "dev_heldout"}
     found = model_facts.score_commands([header, stride, other])
     assert [command.split("--sets ")[1] for command in found] == [
         "dev_val dev_heldout --format training",
@@ -235,6 +240,12 @@ def test_each_format_has_its_own_words_and_command():
     ]
     for command in found:
         score_parser().parse_args(command.split("evaluation.score ")[1].split())
+    packed = header | {"set_name": "val", "format": "packed", "data_sha256": "e" * 64}
+    assert model_facts.score_commands([header, packed, other]) == [
+        "python -m evaluation.score RUN --chunk_set DIR_dddddddd --sets dev_val dev_heldout "
+        "--format training",
+        "python -m evaluation.score RUN --chunk_set DIR_eeeeeeee --sets val --format training",
+    ]
     words = model_facts.format_words("stride16-window-ablated", 32, 64, True)
     assert "advance by 16" in words
     assert "searches the window, with the table ablated" in words

@@ -56,6 +56,15 @@ def test_a_study_folder_becomes_a_page(scored_runs, tmp_path, capsys):
     assert [row["model"] for row in next(tables(out.read_text()))] == ["b", "b_table"]
 
 
+def test_a_study_s_evidence_is_not_listed_twice(scored_runs, tmp_path):
+    for run in scored_runs:
+        shutil.copytree(run, tmp_path / "study" / "runs" / run.name)
+        shutil.copytree(run, tmp_path / "study" / "evidence" / run.name)
+    assert [model.label for model in load(str(tmp_path / "study"))] == ["b", "b_table"]
+    shutil.rmtree(tmp_path / "study" / "runs")
+    assert [model.label for model in load(str(tmp_path / "study"))] == ["b", "b_table"]
+
+
 def _with_header(run, **changes):
     path = next((run / "records").glob("*.parquet"))
     table = pq.read_table(path)

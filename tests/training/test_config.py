@@ -92,3 +92,11 @@ def test_hash_ignores_paths_and_execution(tiny_recipe):
     assert one.sha256() == tiny_recipe(output_dir="x", training={"checkpoint_every": 1}).sha256()
     assert one.sha256() != tiny_recipe(seed=45).sha256()
     assert one.sha256() != tiny_recipe(optimizer={"matrix_lr": 0.1}).sha256()
+
+
+def test_a_heading_with_nothing_below_it_keeps_the_base_s_section(tmp_path):
+    write(tmp_path, "b.yaml", name="b", training={"num_updates": 7}, model={"hidden_size": 64})
+    (tmp_path / "r.yaml").write_text("base: b.yaml\nname: r\ntraining:\n  # none yet\nmodel:\n")
+    found = load_recipe(tmp_path / "r.yaml", {"num_loader_threads": 3})
+    assert (found.training.num_updates, found.training.num_loader_threads) == (7, 3)
+    assert found.model["hidden_size"] == 64

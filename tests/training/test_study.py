@@ -135,6 +135,63 @@ def test_finished_runs_are_not_trained_again(tmp_path, out):
     assert not any(arm.is_done for arm in Study(plan, out).arms)
 
 
+@pytest.mark.multi_process
+def test_a_kill_of_the_study_stops_its_runs(tmp_path, out):
+    process = start(write_study(tmp_path, 3000), out, "--jobs", "2")
+    wait_for_updates(process, out, 2, 3)
+    process.terminate()  # the study alone, as `kill PID` does
+    printed = process.communicate(timeout=60)[0]
+    assert process.returncode != 0, printed
+    assert states(out) == {"stopped"}, printed
+
+
+def test_a_study_killed_between_commands_ends(tmp_path):
+    code = "import os, signal, training.phases as p; p.forward_sigterm(); "
+    code += "p.run('-c', 'pass'); os.kill(os.getpid(), signal.SIGTERM); print('still here')"
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert found.returncode == 128 + signal.SIGTERM
+    assert "still here" not in found.stdout
+
+
+def write_draft(folder: Path, arms: list[str], study: Path) -> None:
+    pairs = [{"arm": arm, "baseline": "b", "seeds": [44]} for arm in arms]
+    (folder / "draft.yaml").write_text(yaml.safe_dump({"contrasts": pairs}))
+    plain = yaml.safe_load(study.read_text())
+    plain["registration"] = str(folder / "draft.yaml")
+    plain["groups"]["more"] = plain["groups"]["core"] | {"arms": {"b_table": [44]}}
+    plain["groups"]["core"]["arms"] = {"b": [44]}
+    study.write_text(yaml.safe_dump(plain))
+
+
+def test_a_draft_of_arms_that_nobody_trains_is_refused_at_once(tmp_path, out):
+    study = write_study(tmp_path, 2)
+    write_draft(tmp_path, ["b_table", "b_moon"], study)
+    with pytest.raises(ValueError, match="names b_moon, seed 44, which the study does not train"):
+        Study(read_study(study), out)
+    (tmp_path / "draft.yaml").unlink()
+    with pytest.raises(ValueError, match="must be a registration's draft"):
+        Study(read_study(study), out)
+
+
+def test_some_groups_alone_register_nothing(tmp_path, out, capsys):
+    study = write_study(tmp_path, 2)
+    write_draft(tmp_path, ["b_table"], study)
+    found = Study(read_study(study), out, groups=["core"])
+    found.register()
+    found.confirm()
+    assert "the draft names arms of groups that were not chosen" in capsys.readouterr().out
+    assert not list(out.glob("*.json"))
+
+
+def test_a_chunk_set_that_lends_its_tokenizer_is_built_too(tmp_path, out):
+    study = write_study(tmp_path, 2)
+    plain = yaml.safe_load(study.read_text())
+    plain["data"]["packed"] = ["data_scripts.build packed --tokenizer {out}/chunk_set"]
+    plain["groups"]["short"] = plain["groups"]["core"] | {"data": "packed"}
+    study.write_text(yaml.safe_dump(plain))
+    assert list(Study(read_study(study), out, groups=["short"]).data) == ["chunk_set", "packed"]
+
+
 def test_unknown_groups_are_named(tmp_path, out):
     plan = read_study(write_study(tmp_path, 2))
     with pytest.raises(ValueError, match="'cores' is none"):

@@ -463,7 +463,8 @@ def test_no_pickle_opened(tiny_recipe, monkeypatch):
     assert train(recipe) == 75
     (recipe.run_dir / "STOP").unlink()
     assert train(recipe, resume=True) == 0
-    suffixes = {p.suffix for p in recipe.run_dir.rglob("*") if p.is_file()}
+    assert (recipe.run_dir / ".lock").stat().st_size == 0
+    suffixes = {p.suffix for p in recipe.run_dir.rglob("*") if p.is_file() and p.name != ".lock"}
     assert suffixes <= {".json", ".jsonl", ".yaml", ".py", ".safetensors", ".npy", ".tiktoken"}
 
 

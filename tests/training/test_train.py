@@ -1,6 +1,8 @@
 """A tiny run from start to end: files, resume, refusals; the launcher's cases are marked."""
 
+import fcntl
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -11,6 +13,7 @@ import yaml
 from safetensors.torch import load_file
 
 from training import checkpoint
+from training.batches import RowMaker
 from training.metrics import Clock
 from training.train import train
 
@@ -143,6 +146,76 @@ def test_refusals(tiny_recipe, chunk_set, tmp_path):
     with pytest.raises(ValueError, match="optimizer.matrix_lr .0.04 then, 0.1 now"):
         train(tiny_recipe(optimizer={"matrix_lr": 0.1}), resume=True)
     assert train(tiny_recipe(), overwrite=True) == 0
+
+
+def files(folder):
+    return {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": {"split": "trian"}}, "trian"),
+        ({"training": {"trackers": ["crystal"]}}, "no tracker 'crystal'"),
+        ({"training": {"attn_implementation": "guess"}}, "guess"),
+        ({"training": {"evaluate_every": 1, "evaluation_split": "devv"}}, "evaluation_split must"),
+    ],
+)
+def test_bad_input_leaves_a_finished_run_as_it_is(tiny_recipe, changes, message):
+    assert train(tiny_recipe()) == 0
+    run = tiny_recipe().run_dir
+    before = files(run)
+    with pytest.raises(ValueError, match=message):
+        train(tiny_recipe(**changes), overwrite=True)
+    assert files(run) == before
+
+
+def test_only_a_run_folder_is_overwritten(tiny_recipe, tmp_path):
+    folder = tmp_path / "thesis"
+    folder.mkdir()
+    (folder / "chapter_1.txt").write_text("It was a dark and stormy night.")
+    with pytest.raises(ValueError, match=r"--overwrite deletes a run folder; .* but chapter_1.txt"):
+        train(tiny_recipe(output_dir=str(folder)), overwrite=True)
+    assert [path.name for path in folder.iterdir()] == ["chapter_1.txt"]
+
+
+def test_a_finished_run_without_checkpoints_is_done(tiny_recipe):
+    assert train(tiny_recipe()) == 0
+    run = tiny_recipe().run_dir
+    shutil.rmtree(run / "checkpoints")  # as a study does
+    before = files(run)
+    assert train(tiny_recipe(), resume=True) == 0
+    with pytest.raises(ValueError, match="already holds a run"):
+        train(tiny_recipe())
+    with pytest.raises(ValueError, match=r"training.num_updates \(6 then, 9 now\)"):
+        train(tiny_recipe(training={"num_updates": 9}), resume=True)
+    assert files(run) == before
+
+
+def test_two_trainers_do_not_share_a_folder(tiny_recipe):
+    run = tiny_recipe().run_dir
+    run.mkdir()
+    with (run / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(ValueError, match="another process trains in .* choose another"):
+            train(tiny_recipe())
+    assert train(tiny_recipe()) == 0
+
+
+def test_the_in_loop_evaluation_takes_the_recipe_s_fields(tiny_recipe, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "training.evaluate.RowMaker",
+        lambda *given: seen.append(given[3]) or RowMaker(*given),
+    )
+    recipe = tiny_recipe(
+        data={"table_source": "foreign", "table_dropout": 0.5},
+        training={"num_updates": 2, "evaluate_every": 2},
+    )
+    assert train(recipe) == 0
+    assert [(table.source, table.dropout, table.seed) for table in seen] == [
+        ("foreign", 0.0, recipe.seed)
+    ]
 
 
 def test_damaged_checkpoints_are_passed_over(tiny_recipe, capsys):
