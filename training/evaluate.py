@@ -4,9 +4,9 @@ import math
 
 import torch
 
-from data_scripts.rows import TableOptions
 from training.batches import RowMaker
 from training.run import Run
+from training.setup import table_options
 
 
 @torch.no_grad()
@@ -17,9 +17,7 @@ def heldout_bits_per_byte(run: Run) -> float:
     """
     recipe, config = run.recipe, run.model.config
     documents, _, targets = run.chunk_set.documents(recipe.training.evaluation_split).chunks()
-    table = None
-    if config.document_table:
-        table = TableOptions(config.table_orders, recipe.data.table_source, seed=recipe.seed)
+    table = table_options(recipe, config)
     make = RowMaker(targets, config.max_position_embeddings, config.bos_token_id, table, documents)
     nats, num_bytes = 0.0, 0
     run.model.eval()

@@ -280,18 +280,22 @@ def batch_plan(recipe: Recipe, world_size: int) -> BatchPlan:
     )
 
 
+def table_options(
+    recipe: Recipe, config: DocTabConfig, dropout: float = 0.0
+) -> TableOptions | None:
+    """How the fields of the recipe's table are made; None for a model without one."""
+    if not config.document_table:
+        return None
+    return TableOptions(config.table_orders, recipe.data.table_source, dropout, recipe.seed)
+
+
 def row_maker(recipe: Recipe, config: DocTabConfig, chunk_set: ChunkSet) -> RowMaker:
     """Chunks to rows, with table fields for a model that has a table."""
-    table = None
-    if config.document_table:
-        table = TableOptions(
-            config.table_orders, recipe.data.table_source, recipe.data.table_dropout, recipe.seed
-        )
     return RowMaker(
         chunk_set.train_chunks(recipe.data.split),
         config.max_position_embeddings,
         config.bos_token_id,
-        table,
+        table_options(recipe, config, recipe.data.table_dropout),
         chunk_set.chunk_documents(recipe.data.split),
     )
 
