@@ -34,6 +34,25 @@ def checkpoint_sha256(folder: Path) -> str:
     )
 
 
+def refuse_stale(file: Path, scored_with: str, folder: Path, current: str) -> None:
+    """Refuse records of a checkpoint that is no longer the run's.
+
+    Args:
+        file: the records.
+        scored_with: hash of the checkpoint that they are of.
+        folder: what holds the checkpoint now.
+        current: its hash.
+
+    Raises:
+        ValueError: if the two differ.
+    """
+    if scored_with != current:
+        raise ValueError(
+            f"{file} is older than the checkpoint in {folder}: it was scored with "
+            f"{scored_with[:12]}, the folder holds {current[:12]}. Score again."
+        )
+
+
 def code_sha256(root: Path = ROOT) -> str:
     """Hash of the Python files that decide a verdict; independent of git."""
     files = [file for pattern in _DECIDING_CODE for file in root.glob(pattern)]

@@ -23,7 +23,7 @@ from evaluation.paper import paper_arm
 from evaluation.records import Records
 from evaluation.section import pair_hashes
 from evaluation.study import Study
-from evaluation.tables import signed
+from evaluation.tables import signed, signed_interval
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,7 @@ class Pair:
     @property
     def interval(self) -> str:
         """`[low, high]`, 95% over documents."""
-        low, high = self.found.comparison.gain_interval
-        return f"[{signed(low)}, {signed(high)}]"
+        return signed_interval(self.found.comparison.gain_interval)
 
     @property
     def improved(self) -> str:

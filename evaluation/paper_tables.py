@@ -16,7 +16,7 @@ from evaluation.contrasts import PARTITIONS, Contrast
 from evaluation.paper import SET_NAMES, beside, by_seed, paper_results, paper_rows
 from evaluation.records import Records
 from evaluation.study import Study
-from evaluation.tables import MISSING, Table
+from evaluation.tables import MISSING, Table, signed_interval
 
 _CELL = "ours / paper / difference"
 
@@ -129,7 +129,7 @@ def _gain(found: Contrast | None) -> float | None:
 
 def _intervals(found: Contrast | None, paper: Any) -> str:
     ours = None if found is None else found.comparison.gain_interval
-    cells = [MISSING if i is None else f"[{i[0]:+.4f}, {i[1]:+.4f}]" for i in (ours, paper)]
+    cells = [MISSING if ends is None else signed_interval(ends) for ends in (ours, paper)]
     return " / ".join(cells)
 
 

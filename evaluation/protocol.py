@@ -29,7 +29,7 @@ from data_scripts.chunk_set import ChunkSet
 from evaluation.checkpoints import Checkpoint, open_checkpoint
 from evaluation.contrasts import Contrast, contrast
 from evaluation.formats import EvaluationFormat
-from evaluation.identity import code_sha256, git_commit
+from evaluation.identity import code_sha256, git_commit, refuse_stale
 from evaluation.records import Records, read_header, read_records
 from evaluation.registration import (
     Ledger,
@@ -218,11 +218,7 @@ def _refuse_other_records(runs: Sequence[Path], chunk_set: ChunkSet) -> None:
         checkpoint = open_checkpoint(run).sha256
         for file in sorted((run / "records").glob("*.parquet")):
             header = read_header(file)
-            if header.checkpoint_sha256 != checkpoint:
-                raise ValueError(
-                    f"{file} was made with another checkpoint than the one in {run} "
-                    f"({header.checkpoint_sha256[:12]}, now {checkpoint[:12]}). Score it again."
-                )
+            refuse_stale(file, header.checkpoint_sha256, run, checkpoint)
             on_other_data = header.data_sha256 != chunk_set.fingerprint
             if header.set_name in chunk_set.evaluation_splits() and on_other_data:
                 raise ValueError(

@@ -27,7 +27,7 @@ from evaluation.records import (
     read_records,
     write_records,
 )
-from evaluation.tables import signed, split_table
+from evaluation.tables import signed_interval, split_table
 
 
 def describe(records: Records) -> str:
@@ -56,10 +56,10 @@ def difference(arm: Records, baseline: Records, num_resamples: int, seed: int) -
         ValueError: if they were not scored alike.
     """
     found = contrast(arm, baseline, num_resamples, seed)
-    low, high = found.comparison.gain_interval
+    interval = signed_interval(found.comparison.gain_interval)
     lines = [
         f"{arm.header.label} over {baseline.header.label}: gain {found.gain:+.5f} bpb "
-        f"[{signed(low)}, {signed(high)}], {found.comparison.documents_improved:.1%} of "
+        f"{interval}, {found.comparison.documents_improved:.1%} of "
         f"{len(arm.header.document_ids)} documents improve"
     ]
     for partition in PARTITIONS:

@@ -23,7 +23,7 @@ from evaluation.sections_controls import (
     widths,
 )
 from evaluation.study import Study
-from evaluation.tables import MISSING, Table, signed
+from evaluation.tables import MISSING, Table, signed, signed_interval
 
 MATCHED_WITH = "b_table"
 MATCHED = 0.05  # arms within 5% of FLOPs per token count as matched (Section 3.1)
@@ -90,8 +90,7 @@ def matched_flops(study: Study) -> Section:
         ratio = ours / theirs
         if found is None or abs(ratio - 1) > MATCHED:
             continue
-        low, high = found.comparison.gain_interval
-        interval = f"[{signed(low)}, {signed(high)}]"
+        interval = signed_interval(found.comparison.gain_interval)
         paper = by_seed(published.get(arm), seed) if set_name == "confirmation" else None
         row = (pair_name(found), f"{ratio:.3f}", beside(found.gain, paper), interval)
         rows.append((*row, pair_hashes(found)))
@@ -179,12 +178,11 @@ def mixtures(study: Study) -> Section:
             continue
         base = paper_arm(header.baseline or "")
         learned = study.contrast(f"{base}_table", base, header.seed, header.set_name)
-        low, high = found.comparison.gain_interval
         rows.append(
             (
                 pair_name(found),
                 header.set_name,
-                f"{signed(found.gain)} [{signed(low)}, {signed(high)}]",
+                f"{signed(found.gain)} {signed_interval(found.comparison.gain_interval)}",
                 MISSING if learned is None else signed(learned.gain),
                 pair_hashes(found),
             )

@@ -15,7 +15,7 @@ from evaluation.paper_tables import short_hash
 from evaluation.records import Records
 from evaluation.section import Section, all_pairs, pair_hashes, pair_name, paper_text
 from evaluation.study import Study
-from evaluation.tables import MISSING, Table, signed, split_table
+from evaluation.tables import MISSING, Table, signed, signed_interval, split_table
 
 
 def class_profile(name: str, title: str, records: Sequence[Records]) -> Table:
@@ -101,9 +101,8 @@ def other_fields(study: Study) -> Section:
             split = None if found is None else found.gain_by("band")
             if found is None or split is None:
                 continue
-            low, high = found.comparison.gain_interval
             copies = sum(value for key, value in split.items() if key.startswith("copy"))
-            gain = f"{signed(found.gain)} [{signed(low)}, {signed(high)}]"
+            gain = f"{signed(found.gain)} {signed_interval(found.comparison.gain_interval)}"
             parts = (split["order_0"], split["order_1"], copies)
             shown = (gain, *(signed(value) for value in parts))
             rows.append((pair_name(found), name, *shown, pair_hashes(found)))

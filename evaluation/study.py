@@ -14,7 +14,7 @@ import yaml
 from evaluation.attention import FOLDER as ATTENTION_FOLDER
 from evaluation.attention import Diagnosis, read_diagnosis
 from evaluation.contrasts import Contrast, contrast, records_bits_per_byte
-from evaluation.identity import checkpoint_sha256
+from evaluation.identity import checkpoint_sha256, refuse_stale
 from evaluation.paper import paper_arm
 from evaluation.records import Records, read_records
 
@@ -75,12 +75,7 @@ def _refuse_stale(sources: Sequence[Source]) -> None:
         if not list(folder.glob("*.safetensors")):
             continue  # records that travelled without their model
         current = hashes.setdefault(folder, checkpoint_sha256(folder))
-        if source.records.header.checkpoint_sha256 != current:
-            raise ValueError(
-                f"{source.path} is older than the checkpoint in {folder}: it was scored with "
-                f"{source.records.header.checkpoint_sha256[:12]}, the folder holds "
-                f"{current[:12]}. Score again."
-            )
+        refuse_stale(source.path, source.records.header.checkpoint_sha256, folder, current)
 
 
 def _refuse_other_attention(sources: Sequence[Source]) -> None:

@@ -99,7 +99,7 @@ def arm_table(results: Sequence[ArmResult]) -> Table:
         if result.contrast is not None:
             found = result.contrast.comparison
             gain = signed(found.gain)
-            interval = f"[{signed(found.gain_interval[0])}, {signed(found.gain_interval[1])}]"
+            interval = signed_interval(found.gain_interval)
             improved = f"{100 * found.documents_improved:.1f}%"
         elif header.baseline is not None:
             baseline = f"{header.baseline} (missing)"
@@ -195,3 +195,8 @@ def robustness_table(contrasts: Sequence[Contrast]) -> Table:
 def signed(value: float) -> str:
     """A gain in bits per byte with its sign and four decimals."""
     return f"{value:+.4f}"
+
+
+def signed_interval(ends: Sequence[float]) -> str:
+    """`[low, high]` of a gain."""
+    return f"[{signed(ends[0])}, {signed(ends[1])}]"

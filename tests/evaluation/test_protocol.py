@@ -146,31 +146,24 @@ def test_score_needs_the_registration_and_honours_it(runs, own_set, registered, 
     confirm(read_registration(registered), runs, own_set)
 
 
-def test_a_cut_confirmation_is_resumed(runs, own_set, registered, monkeypatch) -> None:
-    from evaluation import scoring
-
-    def cut(*given):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(scoring, "batch_nats", cut)
-        with pytest.raises(KeyboardInterrupt):
-            confirm(read_registration(registered), runs, own_set)
-    confirm(read_registration(registered), runs, own_set)
-    assert len(Ledger(own_set.path).of("scored")) == 2
-
-
-def test_a_kill_between_records_and_ledger_is_mended(
-    runs, own_set, registered, monkeypatch
+@pytest.mark.parametrize(
+    ("place", "has_records"),
+    [
+        ("evaluation.scoring.batch_nats", False),
+        ("evaluation.registration.Registration.note_scored", True),  # between records and ledger
+    ],
+)
+def test_a_cut_confirmation_is_resumed(
+    runs, own_set, registered, monkeypatch, place, has_records
 ) -> None:
     def cut(*given):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(Registration, "note_scored", cut)
+        patched.setattr(place, cut)
         with pytest.raises(KeyboardInterrupt):
             confirm(read_registration(registered), runs, own_set)
-    assert list(runs[0].glob("records/confirm.*.parquet"))
+    assert bool(list(runs[0].glob("records/confirm.*.parquet"))) == has_records
     confirm(read_registration(registered), runs, own_set)
     assert len(Ledger(own_set.path).of("scored")) == 2
 
@@ -191,7 +184,7 @@ def test_records_of_another_checkpoint_are_refused(runs, own_set, make_run, tmp_
     write_records(
         replace(records, header=replace(records.header, checkpoint_sha256="f" * 64)), path
     )
-    with pytest.raises(ValueError, match="was made with another checkpoint than the one in"):
+    with pytest.raises(ValueError, match="is older than the checkpoint in"):
         register(draft(), runs, own_set)
     write_records(replace(records, header=replace(records.header, data_sha256="f" * 64)), path)
     with pytest.raises(ValueError, match="is of another chunk set than"):

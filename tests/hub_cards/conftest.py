@@ -11,6 +11,7 @@ from data_scripts.export import export_parquet
 from evaluation.report import build_report
 from evaluation.score import score_runs
 from tests.hub_fixtures import hub  # noqa: F401  a fixture of this folder's tests
+from tests.training.conftest import TINY_MODEL
 from training.config import build_recipe
 from training.train import train
 
@@ -27,15 +28,7 @@ def scored_runs(tmp_path_factory, chunk_set):
             "name": name,
             "baseline": "b" if table else None,
             "output_dir": str(folder / name),
-            "model": {
-                "vocab_size": 300,
-                "hidden_size": 32,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 2,
-                "head_dim": 16,
-                "max_position_embeddings": 32,
-                "document_table": table,
-            },
+            "model": TINY_MODEL | {"document_table": table},
             "data": {"chunk_set": str(chunk_set), "chunk_length": 64},
             "training": {
                 "num_updates": 4,
