@@ -18,14 +18,12 @@ from training.config import Recipe
 from training.facts import run_facts, write_recipe
 from training.metrics import Clock, RunLog, Trackers, peak_flops, peak_memory_bytes
 from training.optim import RecipeOptimizer
+from training.run_folder import claim_run_folder, find_start, note_done
 from training.setup import (
     batch_plan,
     check_evaluation,
-    claim_run_folder,
-    find_start,
     make_accelerator,
     model_config,
-    note_done,
     open_chunk_set,
     prepare_model,
     restore,
