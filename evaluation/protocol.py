@@ -4,9 +4,10 @@
     python -m evaluation.protocol confirm registration.json RUN... --chunk_set DIR
 
 `register` fixes contrasts with their signs, predictions, rules, checkpoints, set, format, bootstrap
-and code, and refuses once anything was scored. `confirm` scores each checkpoint once and says of
-each contrast whether it is confirmed, and whether its prediction held. `example_registration.yaml`
-beside this file is the paper's own.
+and code, and refuses a contrast whose value could be known. `confirm` scores each checkpoint once
+and says of each contrast whether it is confirmed, and whether its prediction held. A later arm gets
+a registration of its own; its baseline may have been scored under an earlier one.
+`example_registration.yaml` beside this file is the paper's own.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -64,7 +65,8 @@ def register(draft: dict[str, Any], runs: Sequence[Path], chunk_set: ChunkSet) -
         chunk_set: with the split `set_name`.
 
     Raises:
-        ValueError: if the draft is incomplete, a run is missing, or the split was scored already.
+        ValueError: if the draft is incomplete, a run is missing, the split was scored outside of
+            the ledger, or a contrast or rule compares two checkpoints that were scored already.
     """
     _check_draft(draft, chunk_set)
     checkpoints = _by_arm(runs)
@@ -83,11 +85,16 @@ def register(draft: dict[str, Any], runs: Sequence[Path], chunk_set: ChunkSet) -
             f"Every arm and seed of the draft must be given as a run; missing: "
             f"{', '.join(missing)}."
         )
-    problems = _scored_outside(runs, draft["set_name"], None)
-    if problems and chunk_set.is_confirmation(draft["set_name"]):
-        raise ValueError(refusal(draft["set_name"], problems))
-    _refuse_other_records(runs, chunk_set)
     ledger = Ledger(chunk_set.path)
+    scored_under: dict[tuple[str, int], str] = {}
+    if chunk_set.is_confirmation(draft["set_name"]):
+        scored_under = _scored_before(checkpoints, draft["set_name"], ledger)
+        problems = [*ledger.problems(), *_scored_outside(runs, draft["set_name"], ledger)]
+        problems += _known_already(draft, scored_under)
+        problems += _missing_records(draft, needed, checkpoints, scored_under)
+        if problems:
+            raise ValueError(refusal(draft["set_name"], problems))
+    _refuse_other_records(runs, chunk_set)
     commit = git_commit()
     find = contrast_finder(runs, draft["bootstrap"])
     check_parts(draft.get("rules") or [], chunk_set.evaluation_splits(), find)
@@ -101,6 +108,7 @@ def register(draft: dict[str, Any], runs: Sequence[Path], chunk_set: ChunkSet) -
                 "seed": seed,
                 "sha256": checkpoints[arm, seed].checkpoint.sha256,
                 "trained": checkpoints[arm, seed].trained,
+                "scored_under": scored_under.get((arm, seed)),
             }
             for arm, seed in sorted(needed)
         ],
@@ -137,6 +145,13 @@ class Confirmation:
             f"registered {content['date']}, {self.registration.sha256[:12]}; set "
             f"{content['set_name']}, {content['format']} format; intact",
         ]
+        earlier: dict[str, list[str]] = {}
+        for entry in content["checkpoints"]:
+            if entry.get("scored_under"):
+                name = f"{entry['arm']} (seed {entry['seed']})"
+                earlier.setdefault(entry["scored_under"], []).append(name)
+        for digest, names in earlier.items():
+            lines.append(f"scored before, under the registration {digest[:12]}: {', '.join(names)}")
         return "\n".join([*lines, *map(str, self.verdicts), *map(str, self.outcomes)])
 
     def to_json(self) -> str:
@@ -182,7 +197,7 @@ def confirm(registration: Registration, runs: Sequence[Path], chunk_set: ChunkSe
     problems = registration.problems(ledger)
     gate = registration if chunk_set.is_confirmation(set_name) else None
     if gate is not None:
-        problems += _scored_outside(runs, set_name, gate)
+        problems += _scored_outside(runs, set_name, ledger, registration)
     opened = {run: open_checkpoint(run) for run in runs}
     by_hash = {checkpoint.sha256: run for run, checkpoint in opened.items()}
     for digest, (arm, seed) in registration.checkpoints.items():
@@ -191,7 +206,7 @@ def confirm(registration: Registration, runs: Sequence[Path], chunk_set: ChunkSe
     if problems:
         raise ValueError(refusal(set_name, problems))
     _refuse_other_records(runs, chunk_set)
-    chosen = [by_hash[digest] for digest in registration.checkpoints]
+    chosen = [by_hash[digest] for digest in registration.to_score]
     scored = score_runs(
         chosen, chunk_set, [set_name], _format(content["format"]), registration=gate
     )
@@ -250,6 +265,7 @@ def contrast_finder(runs: Sequence[Path], bootstrap: dict[str, int]) -> FindCont
 
 @dataclass(frozen=True)
 class _RegisteredRun:
+    run: Path
     checkpoint: Checkpoint
     trained: str | None
 
@@ -261,7 +277,7 @@ def _by_arm(runs: Sequence[Path]) -> dict[tuple[str, int], _RegisteredRun]:
         key = (checkpoint.arm, checkpoint.seed)
         if key in found:
             raise ValueError(f"There must be one run of {key[0]}, seed {key[1]}; found two.")
-        found[key] = _RegisteredRun(checkpoint, _trained(run))
+        found[key] = _RegisteredRun(run, checkpoint, _trained(run))
     return found
 
 
@@ -334,20 +350,93 @@ def _check_draft(draft: dict[str, Any], chunk_set: ChunkSet) -> None:
 
 
 def _scored_outside(
-    runs: Sequence[Path], set_name: str, registration: Registration | None
+    runs: Sequence[Path], set_name: str, ledger: Ledger, registration: Registration | None = None
 ) -> list[str]:
-    """Scores and records of the set that did not come by the registration."""
+    """Scores and records of the set that the ledger does not account for.
+
+    Records of `registration` itself are left to `_check_scored`.
+    """
     found = []
     for run in runs:
-        for file in sorted((run / "records").glob(f"{set_name}.*.parquet")):
-            header = read_records(file).header
+        files = sorted((run / "records").glob(f"{set_name}.*.parquet"))
+        for file in files:
+            records = read_records(file)
+            header = records.header
+            name = f"{header.label}, seed {header.seed}"
             if header.set_name != set_name:
                 continue
-            if registration is None or header.registration != registration.sha256:
-                came = "under another registration" if header.registration else "without one"
-                found.append(f"{header.label}, seed {header.seed}, was scored on it {came}")
-        if registration is None and list((run / "scores").glob(f"{set_name}.*.npz")):
-            found.append(f"{run.name} holds scores of it")
+            if header.registration is None:
+                found.append(f"{name}, was scored on it without one")
+            elif registration is None or header.registration != registration.sha256:
+                noted = ledger.scored(header.registration, header.checkpoint_sha256)
+                if not noted:
+                    found.append(
+                        f"{name}, was scored on it under the registration "
+                        f"{header.registration[:12]}, but the ledger does not know of it"
+                    )
+                elif noted != [records.sha256]:
+                    found.append(f"the records of {name} were changed after they were scored")
+        # A cut scoring leaves scores without records; before a registration there is none to go on.
+        if registration is None and not files and list((run / "scores").glob(f"{set_name}.*.npz")):
+            found.append(f"{run.name} holds scores of it without records")
+    return found
+
+
+def _scored_before(
+    checkpoints: Mapping[tuple[str, int], _RegisteredRun], set_name: str, ledger: Ledger
+) -> dict[tuple[str, int], str]:
+    """Arm and seed -> the registration that opened the set for that checkpoint."""
+    opened = {
+        event["checkpoint_sha256"]: event["registration"]
+        for event in ledger.of("opened")
+        if event["set_name"] == set_name
+    }
+    return {
+        key: opened[run.checkpoint.sha256]
+        for key, run in checkpoints.items()
+        if run.checkpoint.sha256 in opened
+    }
+
+
+def _missing_records(
+    draft: dict[str, Any],
+    needed: Set[tuple[str, int]],
+    checkpoints: Mapping[tuple[str, int], _RegisteredRun],
+    scored_under: Mapping[tuple[str, int], str],
+) -> list[str]:
+    """Baselines that an earlier registration opened the set for, without records."""
+    name = f"{draft['set_name']}.{draft['format']}.parquet"
+    return [
+        f"the records of {arm}, seed {seed}, which the registration "
+        f"{scored_under[arm, seed][:12]} opened it for, are missing: put them back, or confirm "
+        "that registration again if it was cut"
+        for arm, seed in sorted(needed & scored_under.keys())
+        if not (checkpoints[arm, seed].run / "records" / name).is_file()
+    ]
+
+
+def _known_already(draft: dict[str, Any], scored_under: Mapping[tuple[str, int], str]) -> list[str]:
+    """What a draft claims or asks for although its outcome could be known."""
+    set_name, form = draft["set_name"], draft["format"]
+    pairs = [(f"contrast {one['name']!r}", one, one["seeds"]) for one in draft["contrasts"]]
+    pairs += [
+        (f"rule {rule['name']!r}", rule["gain"], rule["seeds"])
+        for rule in draft.get("rules") or []
+        if set_name in rule["sets"] and rule.get("format", form) == form
+    ]
+    found = [
+        f"{what} compares {pair['arm']} and {pair['baseline']}, seed {seed}, which were both "
+        "scored on it before"
+        for what, pair, seeds in pairs
+        for seed in seeds
+        if {(pair["arm"], int(seed)), (pair["baseline"], int(seed))} <= set(scored_under)
+    ]
+    found += [
+        f"also_scored has {arm}, seed {seed}, which was scored on it before"
+        for arm, seeds in (draft.get("also_scored") or {}).items()
+        for seed in seeds
+        if (arm, int(seed)) in scored_under
+    ]
     return found
 
 
@@ -357,7 +446,7 @@ def _check_scored(
     """Records that are not what the ledger says came out of the one scoring."""
     found = []
     for one in records:
-        noted = registration.scored(ledger, one.header.checkpoint_sha256)
+        noted = ledger.scored(registration.sha256, one.header.checkpoint_sha256)
         name = f"{one.header.label}, seed {one.header.seed}"
         if not noted:
             found.append(f"the ledger does not know the scoring of {name}")

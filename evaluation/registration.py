@@ -67,6 +67,14 @@ class Ledger:
             if found["event"] == event and registration in (None, found["registration"])
         ]
 
+    def scored(self, registration: str, checkpoint: str) -> list[str]:
+        """Hashes of the records that a checkpoint's scoring under a registration gave."""
+        return [
+            event["records_sha256"]
+            for event in self.of("scored", registration)
+            if event["checkpoint_sha256"] == checkpoint
+        ]
+
     def append(self, event: str, registration: str, **facts: Any) -> None:
         """Add one event with the current time."""
         found = {
@@ -139,6 +147,12 @@ class Registration:
             for entry in self.content["checkpoints"]
         }
 
+    @property
+    def to_score(self) -> list[str]:
+        """Hashes of the checkpoints that it opens the set for, those scored before left out."""
+        entries = self.content["checkpoints"]
+        return [entry["sha256"] for entry in entries if entry.get("scored_under") is None]
+
     def _earlier_scorings(self, ledger: Ledger, header: RecordsHeader) -> list[str]:
         others = {
             event["registration"][:12]
@@ -159,7 +173,7 @@ class Registration:
             ValueError: if the checkpoint was scored to the end before: it is scored once.
         """
         ledger = Ledger(chunk_set)
-        if self.scored(ledger, header.checkpoint_sha256):
+        if ledger.scored(self.sha256, header.checkpoint_sha256):
             raise ValueError(
                 f"Each checkpoint is scored once on {header.set_name}; {header.label}, seed "
                 f"{header.seed}, was, and its records are gone or changed. Put them back."
@@ -180,14 +194,6 @@ class Registration:
             checkpoint_sha256=records.header.checkpoint_sha256,
             records_sha256=records.sha256,
         )
-
-    def scored(self, ledger: Ledger, checkpoint: str) -> list[str]:
-        """Hashes of the records that the ledger holds for a checkpoint."""
-        return [
-            event["records_sha256"]
-            for event in ledger.of("scored", self.sha256)
-            if event["checkpoint_sha256"] == checkpoint
-        ]
 
     def problems(self, ledger: Ledger) -> list[str]:
         """What speaks against the registration's date, place and code."""

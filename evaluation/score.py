@@ -181,7 +181,7 @@ def _is_noted(job: _Job, chunk_set: ChunkSet, registration: Registration | None)
     """Whether the ledger knows the scoring of a registered job; a kill may have come between."""
     if job.header.registration is None or registration is None:
         return True
-    return bool(registration.scored(Ledger(chunk_set.path), job.header.checkpoint_sha256))
+    return bool(Ledger(chunk_set.path).scored(registration.sha256, job.header.checkpoint_sha256))
 
 
 def _check_set(name: str, chunk_set: ChunkSet, registration: Registration | None) -> None:

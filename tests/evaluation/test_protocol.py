@@ -270,18 +270,80 @@ def test_records_cannot_be_replaced_or_made_again(runs, own_set, registered) -> 
         confirm(read, runs, own_set)
 
 
-def test_a_second_registration_cannot_score_again(runs, own_set, registered) -> None:
+def test_a_later_arm_is_confirmed_against_a_baseline_scored_before(
+    runs, own_set, registered, make_run, tmp_path
+) -> None:
+    first = read_registration(registered)
+    confirm(first, runs, own_set)
+    later = make_run("b_wide", document_table=False, short_window=4, baseline="b")
+    score_runs([later], own_set, ["dev"])
+    entry = draft()["contrasts"][0] | {"name": "H6", "arm": "b_wide"}
+    content = register(draft(contrasts=[entry]), [*runs, later], own_set).content
+    under = {one["arm"]: one["scored_under"] for one in content["checkpoints"]}
+    assert under == {"b": first.sha256, "b_wide": None}
+    before = (runs[0] / "records" / "confirm.training.parquet").read_bytes()
+    found = confirm(Registration(content), [*runs, later], own_set)
+    assert (runs[0] / "records" / "confirm.training.parquet").read_bytes() == before
+    scored = [one["registration"] for one in Ledger(own_set.path).of("scored")]
+    assert scored == [first.sha256, first.sha256, content["sha256"]]
+    records = [
+        read_records(run / "records" / "confirm.training.parquet") for run in (later, runs[0])
+    ]
+    assert found.verdicts[0].seeds[0].gain == contrast(*records, 50, 3).gain
+    assert f"under the registration {first.sha256[:12]}: b (seed 44)" in found.text
+    # The first one still stands, with the later arm beside it; so does the second.
+    confirm(first, [*runs, later], own_set)
+    assert confirm(Registration(content), [*runs, later], own_set).text == found.text
+
+
+def test_what_could_be_known_is_not_registered(runs, own_set, registered, make_run) -> None:
     confirm(read_registration(registered), runs, own_set)
-    with pytest.raises(ValueError, match="was scored on it under another registration"):
-        register(draft(title="second"), runs, own_set)  # before any is asked for
+    with pytest.raises(ValueError, match="contrast 'H1' compares b_table and b, seed 44, which we"):
+        register(draft(title="second"), runs, own_set)
+    later = make_run("b_wide", document_table=False, short_window=4, baseline="b")
+    score_runs([later], own_set, ["dev"])
+    new = draft(contrasts=[draft()["contrasts"][0] | {"arm": "b_wide"}])
+    both = [*runs, later]
+    with pytest.raises(ValueError, match="also_scored has b_table, seed 44, which was scored"):
+        register(new | {"also_scored": {"b_table": [44]}}, both, own_set)
+    rule = part_rule("target_cell", ["*hidden"])
+    with pytest.raises(ValueError, match="rule 'hidden copies carry the gain' compares b_table"):
+        register(new | {"rules": [rule | {"sets": ["confirm"]}]}, both, own_set)
+    register(new | {"rules": [rule | {"sets": ["confirm"], "format": "packed"}]}, both, own_set)
+    # Without its records, a baseline's score is known all the same.
     hidden = [shutil.copytree(run, run.with_name(run.name + "_copy")) for run in runs]
     for run in hidden:
         for folder in ("records", "scores"):
             for file in (run / folder).glob("confirm.*"):
                 file.unlink()
-    second = register(draft(title="second"), hidden, own_set)
-    with pytest.raises(ValueError, match="already scored on it under the registration"):
-        confirm(second, hidden, own_set)
+    with pytest.raises(ValueError, match=r"contrast 'H1' compares.*the records of b, seed 44"):
+        register(draft(title="second"), hidden, own_set)
+    with pytest.raises(ValueError, match="put them back, or confirm that registration again"):
+        register(new, [*hidden, later], own_set)
+
+
+def test_an_earlier_registration_s_records_are_held_to_the_ledger(
+    runs, own_set, registered, make_run
+) -> None:
+    confirm(read_registration(registered), runs, own_set)
+    later = make_run("b_wide", document_table=False, short_window=4, baseline="b")
+    score_runs([later], own_set, ["dev"])
+    new = draft(contrasts=[draft()["contrasts"][0] | {"arm": "b_wide"}])
+    second = register(new, [*runs, later], own_set)
+    path = runs[0] / "records" / "confirm.training.parquet"
+    records = read_records(path)
+    worse = replace(records, sums=records.sums._replace(nats=records.sums.nats * 1.1))
+    write_records(worse, path)
+    for attempt in (
+        lambda: register(new, [*runs, later], own_set),
+        lambda: confirm(second, [*runs, later], own_set),
+    ):
+        with pytest.raises(ValueError, match="records of b, seed 44 were changed after"):
+            attempt()
+    foreign = replace(records, header=replace(records.header, registration="f" * 64))
+    write_records(foreign, path)
+    with pytest.raises(ValueError, match="registration ffffffffffff, but the ledger does not"):
+        confirm(second, [*runs, later], own_set)
 
 
 def test_other_checkpoints_and_code_are_refused(
