@@ -16,8 +16,8 @@ _DECIDING_CODE = (
         f"evaluation/{name}.py"
         for name in (
             *("checkpoints", "contrasts", "formats", "identity", "partial_scores", "plans"),
-            *("protocol", "reach", "records", "registration", "rules", "score", "scores"),
-            "scoring",
+            *("protocol", "protocol_checks", "reach", "records", "registration", "rules", "score"),
+            *("scores", "scoring"),
         )
     ),
     *(

@@ -8,9 +8,11 @@ distrusts the whole machine: commit the registration, or publish its hash, befor
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -47,12 +49,35 @@ class Ledger:
 
     def __init__(self, chunk_set: Path) -> None:
         self.path = chunk_set / LEDGER_NAME
+        self._is_locked = False
+        self._read()
+
+    def _read(self) -> None:
         text = self.path.read_text() if self.path.is_file() else ""
         self._lines = text.splitlines()
         try:
             self.events: list[dict[str, Any]] = [json.loads(line) for line in self._lines]
         except ValueError as error:
-            raise ValueError(f"{self.path} must hold one JSON object a line: {error}.") from None
+            raise ValueError(
+                f"{self.path} must hold one JSON object a line: {error}. Where its last line was "
+                "cut off, by a full disk say, remove that line."
+            ) from None
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Read the ledger anew and keep other processes from adding to it meanwhile."""
+        if self._is_locked:
+            yield
+            return
+        with self.path.open("a") as file:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+            self._is_locked = True
+            try:
+                self._read()
+                yield
+            finally:
+                self._is_locked = False
 
     @property
     def head(self) -> str | None:
@@ -75,20 +100,29 @@ class Ledger:
             if event["checkpoint_sha256"] == checkpoint
         ]
 
+    def openings(self, set_name: str) -> dict[str, dict[str, Any]]:
+        """Checkpoint hash -> the event that opened a split for it first."""
+        found: dict[str, dict[str, Any]] = {}
+        for event in self.of("opened"):
+            if event["set_name"] == set_name:
+                found.setdefault(event["checkpoint_sha256"], event)
+        return found
+
     def append(self, event: str, registration: str, **facts: Any) -> None:
         """Add one event with the current time."""
-        found = {
-            "event": event,
-            "registration": registration,
-            "date": now(),
-            "previous": self.head,
-            **facts,
-        }
-        line = json.dumps(found, sort_keys=True)
-        with self.path.open("a") as file:
-            file.write(line + "\n")
-        self._lines.append(line)
-        self.events.append(found)
+        with self.locked():
+            found = {
+                "event": event,
+                "registration": registration,
+                "date": now(),
+                "previous": self.head,
+                **facts,
+            }
+            line = json.dumps(found, sort_keys=True)
+            with self.path.open("a") as file:
+                file.write(line + "\n")
+            self._lines.append(line)
+            self.events.append(found)
 
     def problems(self) -> list[str]:
         """Where the chain of hashes is broken, or time runs backwards."""
@@ -129,12 +163,22 @@ class Registration:
                 )
         if header.ablated:
             problems.append("an ablated table is not registered")
-        if self.checkpoints.get(header.checkpoint_sha256) != (header.arm, header.seed):
+        mine = [
+            entry
+            for entry in self.content["checkpoints"]
+            if entry["scored"] and entry["sha256"] == header.checkpoint_sha256
+        ]
+        if [(entry["arm"], entry["seed"]) for entry in mine] != [(header.arm, header.seed)]:
             problems.append(
                 f"the checkpoint of {header.arm}, seed {header.seed}, is not among those "
-                f"registered ({header.checkpoint_sha256[:12]})"
+                f"registered to be scored ({header.checkpoint_sha256[:12]})"
             )
-        problems += self._earlier_scorings(ledger, header)
+        opened = ledger.openings(header.set_name).get(header.checkpoint_sha256)
+        if opened is not None and opened["registration"] != self.sha256:
+            problems.append(
+                f"{header.label} was already scored on it under the registration "
+                f"{opened['registration'][:12]}"
+            )
         if problems:
             raise ValueError(refusal(header.set_name, problems))
         return replace(header, registration=self.sha256)
@@ -147,23 +191,18 @@ class Registration:
             for entry in self.content["checkpoints"]
         }
 
-    @property
-    def to_score(self) -> list[str]:
-        """Hashes of the checkpoints that it opens the set for, those scored before left out."""
-        entries = self.content["checkpoints"]
-        return [entry["sha256"] for entry in entries if entry.get("scored_under") is None]
+    def to_score(self, ledger: Ledger) -> list[str]:
+        """Hashes of the checkpoints that it opens its split for.
 
-    def _earlier_scorings(self, ledger: Ledger, header: RecordsHeader) -> list[str]:
-        others = {
-            event["registration"][:12]
-            for event in ledger.of("opened")
-            if event["checkpoint_sha256"] == header.checkpoint_sha256
-            and event["set_name"] == header.set_name
-            and event["registration"] != self.sha256
-        }
+        Left out are those that its rules read on other sets alone, and those that another
+        registration opened the split for: each is scored once.
+        """
+        opened = ledger.openings(self.content["set_name"])
         return [
-            f"{header.label} was already scored on it under the registration {other}"
-            for other in sorted(others)
+            entry["sha256"]
+            for entry in self.content["checkpoints"]
+            if entry["scored"]
+            and opened.get(entry["sha256"], {}).get("registration") in (None, self.sha256)
         ]
 
     def note_opened(self, header: RecordsHeader, chunk_set: Path) -> None:
@@ -182,18 +221,36 @@ class Registration:
             "opened",
             self.sha256,
             set_name=header.set_name,
+            arm=header.arm,
+            seed=header.seed,
             checkpoint_sha256=header.checkpoint_sha256,
         )
 
     def note_scored(self, records: Records, chunk_set: Path) -> None:
-        """Note in the ledger what a checkpoint's scoring gave."""
-        Ledger(chunk_set).append(
-            "scored",
-            self.sha256,
-            set_name=records.header.set_name,
-            checkpoint_sha256=records.header.checkpoint_sha256,
-            records_sha256=records.sha256,
-        )
+        """Note in the ledger what a checkpoint's scoring gave; the same again is not noted.
+
+        Raises:
+            ValueError: if the ledger holds another result of it.
+        """
+        ledger = Ledger(chunk_set)
+        with ledger.locked():
+            header = records.header
+            noted = ledger.scored(self.sha256, header.checkpoint_sha256)
+            if noted == [records.sha256]:
+                return
+            if noted:
+                raise ValueError(
+                    f"Each checkpoint is scored once on {header.set_name}; {header.label}, seed "
+                    f"{header.seed}, was scored by another process meanwhile, with another result."
+                )
+            ledger.append(
+                "scored",
+                self.sha256,
+                set_name=header.set_name,
+                checkpoint_sha256=header.checkpoint_sha256,
+                records_sha256=records.sha256,
+                code_sha256=code_sha256(),
+            )
 
     def problems(self, ledger: Ledger) -> list[str]:
         """What speaks against the registration's date, place and code."""
@@ -219,8 +276,8 @@ class Registration:
             found.append(f"it is dated {content['date']}, in the future")
         if content["code_sha256"] != code_sha256():
             found.append(
-                "the code that scores has changed since (code_sha256). Check out commit "
-                f"{content['git_commit']}, or register again before anything is scored"
+                "the code that scores and judges has changed since (code_sha256). Check out commit "
+                f"{content['git_commit']}, or, where nothing was scored yet, register again"
             )
         return found
 
@@ -235,7 +292,7 @@ class Registration:
 
 
 def refusal(set_name: str, problems: Sequence[str]) -> str:
-    """One sentence from a list of problems."""
+    """One sentence from what speaks against opening a split."""
     return f"{set_name} stays closed, and nothing on it counts as confirmed: {'; '.join(problems)}."
 
 

@@ -127,7 +127,7 @@ def check_rules(rules: Sequence[dict[str, Any]]) -> None:
         if rule.get("decides", "smallest") not in ("smallest", "largest"):
             raise ValueError(f"{where}: decides must be 'smallest' or 'largest'.")
         bounds = [outcome.get("at_least") for outcome in rule["outcomes"]]
-        for pair in _pairs(rule):
+        for pair in rule_pairs(rule):
             _check_keys(f"{where}: a gain", pair, {"arm", "baseline"}, _GAIN_KEYS)
             part = pair.get("part")
             if part is not None:
@@ -179,7 +179,10 @@ def apply_rule(rule: dict[str, Any], form: str, find: FindContrast) -> RuleOutco
     values = []
     for set_name in rule["sets"]:
         for seed in rule["seeds"]:
-            value = _rule_value(rule, int(seed), set_name, rule.get("format", form), find)
+            try:
+                value = _rule_value(rule, int(seed), set_name, rule.get("format", form), find)
+            except ValueError as error:  # a gain that cannot be split as the rule asks
+                return RuleOutcome(rule["name"], None, str(error))
             if value is None:
                 return RuleOutcome(rule["name"], None, f"no records of seed {seed} on {set_name}")
             values.append(value)
@@ -194,7 +197,7 @@ def _rule_value(
     rule: dict[str, Any], seed: int, set_name: str, form: str, find: FindContrast
 ) -> float | None:
     values = []
-    for pair in _pairs(rule):
+    for pair in rule_pairs(rule):
         found = find(pair["arm"], pair["baseline"], seed, set_name, form)
         if found is None:
             return None
@@ -203,16 +206,19 @@ def _rule_value(
     return values[0] if len(values) == 1 else values[0] / values[1]
 
 
-def _pairs(rule: dict[str, Any]) -> list[dict[str, Any]]:
+def rule_pairs(rule: dict[str, Any]) -> list[dict[str, Any]]:
     """The gain of a rule, and the one that it is relative to, if any."""
     return [rule[name] for name in ("gain", "relative_to") if name in rule]
 
 
-def check_parts(rules: Sequence[dict[str, Any]], sets: Sequence[str], find: FindContrast) -> None:
+def check_parts(
+    rules: Sequence[dict[str, Any]], form: str, sets: Sequence[str], find: FindContrast
+) -> None:
     """Check that the parts of gains exist for these runs, as far as records are there.
 
     Args:
         rules: of a draft, checked by `check_rules`.
+        form: the draft's format, which a rule may replace.
         sets: more sets than a rule's own whose records may tell.
         find: finds the contrasts.
 
@@ -220,19 +226,20 @@ def check_parts(rules: Sequence[dict[str, Any]], sets: Sequence[str], find: Find
         ValueError: if a gain cannot be split as a rule asks.
     """
     for rule in rules:
-        for pair in _pairs(rule):
+        for pair in rule_pairs(rule):
             part = pair.get("part")
             if part is None:
                 continue
-            for name in (*rule["sets"], *sets):
-                arguments = (pair["arm"], pair["baseline"], int(rule["seeds"][0]), name)
-                found = find(*arguments, rule.get("format", "training"))
-                if found is not None:
+            for name in dict.fromkeys((*rule["sets"], *sets)):
+                for seed in rule["seeds"]:
+                    arms = (pair["arm"], pair["baseline"], int(seed))
+                    found = find(*arms, name, rule.get("format", form))
+                    if found is None:
+                        continue
                     try:
                         found.part(part["of"], part["groups"])
                     except ValueError as error:
                         raise ValueError(f"rule {rule['name']!r}: {error}.") from None
-                    break
 
 
 def _where(kind: str, entry: Any) -> str:

@@ -24,13 +24,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import yaml
-
 from data_scripts import command_line
 from data_scripts.chunk_set import ChunkSet
 from training.config import Recipe, load_recipe
 from training.evidence import copy_evidence
 from training.phases import LAUNCHER, Phase, forward_sigterm, is_finished, run, start
+from training.study_drafts import Draft, arms_of
 from training.study_plan import Group, StudyPlan, read_study
 
 STEPS = ("data", "runs", "scores", "registration", "confirmation")
@@ -57,6 +56,10 @@ class Arm:
         if not (folder / "manifest.json").is_file():
             return False
         return is_finished(self.recipe, ChunkSet.open(folder).fingerprint)
+
+    def has_scores(self, set_name: str) -> bool:
+        """Whether it was scored on a set in the training format."""
+        return (self.recipe.run_dir / "scores" / f"{set_name}.training.npz").is_file()
 
     @property
     def command(self) -> list[str]:
@@ -99,7 +102,11 @@ class Study:
         self.groups = {
             name: group for name, group in plan.groups.items() if not groups or name in groups
         }
-        self._will_register = self._check_registration()
+        self._drafts = [
+            Draft(path, out, number)
+            for number, path in enumerate(plan.registration, 1)
+            if self._has_arms_of(path)
+        ]
         needed = {group.data for group in self.groups.values()}
         if plan.detail.packed is not None:
             needed.add(plan.detail.packed[0])
@@ -120,29 +127,13 @@ class Study:
                 for command in commands
             ]
 
-    def _check_registration(self) -> bool:
-        """Whether the chosen groups have all arms that the draft names.
+    def _has_arms_of(self, draft: Path) -> bool:
+        """Whether the chosen groups have all arms that a draft names.
 
         Raises:
             ValueError: if the draft is not there, or names an arm or seed that no group has.
         """
-        if self.plan.registration is None:
-            return False
-        try:
-            draft = yaml.safe_load(self.plan.registration.read_text())
-            contrasts, also = draft["contrasts"], draft.get("also_scored") or {}
-            named = {
-                (one[side], seed)
-                for one in contrasts
-                for side in ("arm", "baseline")
-                for seed in one["seeds"]
-            }
-            named |= {(arm, seed) for arm, seeds in also.items() for seed in seeds}
-        except (OSError, yaml.YAMLError, TypeError, KeyError, AttributeError) as error:
-            raise ValueError(
-                f"{self.plan.registration} must be a registration's draft, as "
-                f"evaluation/example_registration.yaml is: {error!r}"
-            ) from None
+        named = arms_of(draft)
 
         def trained(groups: Mapping[str, Group]) -> set[tuple[str, int]]:
             arms = [group.arms for group in groups.values()]
@@ -152,8 +143,8 @@ class Study:
         if unknown:
             arm, seed = unknown[0]
             raise ValueError(
-                f"{self.plan.registration} names {arm}, seed {seed}, which the study does not "
-                "train. Add it to a group, or take it out of the draft."
+                f"{draft} names {arm}, seed {seed}, which the study does not train. Add it to a "
+                "group, or take it out of the draft."
             )
         return named <= trained(self.groups)
 
@@ -244,9 +235,13 @@ class Study:
         for group in self.groups.values():
             names = set(group.arms) & set(self.plan.detail.mixture)
             arms = [arm for arm in self.arms if arm.recipe.name in names]
+            sets = list(group.sets)
+            if with_confirmation:
+                closed = self.confirmation_sets(group)
+                arms = [arm for arm in arms if all(arm.has_scores(name) for name in closed)]
+                sets += closed
             if not arms:
                 continue
-            sets = [*group.sets, *(self.confirmation_sets(group) if with_confirmation else [])]
             run(
                 *("-m", "evaluation.mixture", *self.runs(arms)),
                 *("--chunk_set", self.out / group.data),
@@ -277,39 +272,35 @@ class Study:
         copied = copy_evidence(self.runs(), self.out / "evidence")
         print(f"  {copied} files of records and results, without weights: {self.out / 'evidence'}")
 
-    @property
-    def _registration(self) -> Path:
-        return self.out / "registration.json"
-
     def register(self) -> None:
-        """Register the draft's contrasts, where the study has a confirmation."""
-        if self.plan.registration is None:
+        """Register the drafts' contrasts, where the study has a confirmation."""
+        if not self.plan.registration:
             print("  this study registers nothing")
-            return
-        if not self._will_register:
-            print("  nothing is registered: the draft names arms of groups that were not chosen")
-            return
-        if self._registration.is_file():
-            print(f"  reusing {self._registration}")
-            return
-        run(
-            *("-m", "evaluation.protocol", "register", self.plan.registration, *self.runs()),
-            *("--chunk_set", self._long_data(), "--out", self._registration),
-        )
+        for path in self.plan.registration:
+            if path not in [draft.path for draft in self._drafts]:
+                print(f"  {path} is not registered: it names arms of groups that were not chosen")
+        for draft in self._drafts:
+            if draft.registration.is_file():
+                draft.check()
+                print(f"  reusing {draft.registration}")
+                continue
+            run(
+                *("-m", "evaluation.protocol", "register", draft.path, *self.runs()),
+                *("--chunk_set", self._long_data(), "--out", draft.registration),
+            )
 
     def confirm(self) -> None:
         """Score the confirmation set once, and judge."""
-        if self.plan.registration is None or not self._will_register:
-            return
-        confirmed = self.out / "confirmation.json"
-        if confirmed.is_file():
-            print(f"  reusing {confirmed}")
-        else:
+        for draft in self._drafts:
+            if draft.confirmation.is_file():
+                print(f"  reusing {draft.confirmation}")
+                continue
             run(
-                *("-m", "evaluation.protocol", "confirm", self._registration, *self.runs()),
-                *("--chunk_set", self._long_data(), "--out", confirmed),
+                *("-m", "evaluation.protocol", "confirm", draft.registration, *self.runs()),
+                *("--chunk_set", self._long_data(), "--out", draft.confirmation),
             )
-        self._mix(with_confirmation=True)
+        if self._drafts:
+            self._mix(with_confirmation=True)
 
     def steps(self) -> list[tuple[str, Callable[[], object]]]:
         """What a study does, in the order of `STEPS`."""

@@ -54,8 +54,8 @@ class StudyPlan:
     """What is trained, in order."""
     detail: Detail = field(default_factory=Detail)
     """What is looked at closely."""
-    registration: Path | None = None
-    """Draft for the confirmation, or None for a study without one."""
+    registration: tuple[Path, ...] = ()
+    """Drafts for the confirmation; a later arm's comes behind the first. None: no confirmation."""
     cards: tuple[str, ...] = ()
     """Arms of the detail's seed that get a model card."""
     download_gigabytes: float = 0.0
@@ -85,9 +85,10 @@ def read_study(path: Path) -> StudyPlan:
     plan["detail"] = _build(Detail, _tuples(detail), f"{path}: detail")
     plan["cards"] = tuple(plan.get("cards") or ())
     plan["data"] = _tuples(_mapping(plan.get("data"), f"{path}: data"))
-    for key in ("recipes", "registration"):
-        if plan.get(key) is not None:
-            plan[key] = Path(plan[key])
+    if plan.get("recipes") is not None:
+        plan["recipes"] = Path(plan["recipes"])
+    drafts = plan.get("registration") or ()
+    plan["registration"] = tuple(map(Path, [drafts] if isinstance(drafts, str) else drafts))
     found = _build(StudyPlan, plan, str(path))
     sources = {name: group.data for name, group in found.groups.items()}
     if found.detail.packed is not None:

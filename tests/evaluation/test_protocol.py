@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,6 +73,18 @@ def registered(runs, own_set, tmp_path) -> Path:
     path = tmp_path / "registration.json"
     path.write_text(json.dumps(register(draft(), runs, own_set).content))
     return path
+
+
+@pytest.fixture
+def later(make_run, own_set) -> Path:
+    """An arm that comes after b and b_table, against b."""
+    made = make_run("b_wide", document_table=False, short_window=4, baseline="b")
+    score_runs([made], own_set, ["dev"])
+    return made
+
+
+def later_draft(**changes):
+    return draft(contrasts=[draft()["contrasts"][0] | {"name": "H6", "arm": "b_wide"}], **changes)
 
 
 def reregister(path: Path, own_set: ChunkSet, **changes) -> Registration:
@@ -250,9 +263,9 @@ def test_a_bypass_is_named(runs, own_set, registered, monkeypatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(ChunkSet, "is_confirmation", lambda self, name: False)
         score_runs(runs[:1], own_set, ["confirm"])
-    with pytest.raises(ValueError, match="b, seed 44, was scored on it without one"):
+    with pytest.raises(ValueError, match="b, seed 44, was scored on confirm without"):
         confirm(read_registration(registered), runs, own_set)
-    with pytest.raises(ValueError, match="was scored on it without one"):
+    with pytest.raises(ValueError, match="was scored on confirm without"):
         register(draft(title="another"), runs, own_set)
 
 
@@ -271,16 +284,11 @@ def test_records_cannot_be_replaced_or_made_again(runs, own_set, registered) -> 
 
 
 def test_a_later_arm_is_confirmed_against_a_baseline_scored_before(
-    runs, own_set, registered, make_run, tmp_path
+    runs, own_set, registered, later, tmp_path
 ) -> None:
     first = read_registration(registered)
     confirm(first, runs, own_set)
-    later = make_run("b_wide", document_table=False, short_window=4, baseline="b")
-    score_runs([later], own_set, ["dev"])
-    entry = draft()["contrasts"][0] | {"name": "H6", "arm": "b_wide"}
-    content = register(draft(contrasts=[entry]), [*runs, later], own_set).content
-    under = {one["arm"]: one["scored_under"] for one in content["checkpoints"]}
-    assert under == {"b": first.sha256, "b_wide": None}
+    content = register(later_draft(), [*runs, later], own_set).content
     before = (runs[0] / "records" / "confirm.training.parquet").read_bytes()
     found = confirm(Registration(content), [*runs, later], own_set)
     assert (runs[0] / "records" / "confirm.training.parquet").read_bytes() == before
@@ -290,45 +298,160 @@ def test_a_later_arm_is_confirmed_against_a_baseline_scored_before(
         read_records(run / "records" / "confirm.training.parquet") for run in (later, runs[0])
     ]
     assert found.verdicts[0].seeds[0].gain == contrast(*records, 50, 3).gain
-    assert f"under the registration {first.sha256[:12]}: b (seed 44)" in found.text
+    assert found.notes == (
+        f"b, seed 44, was scored before, under the registration {first.sha256[:12]}",
+    )
+    assert found.notes[0] in found.text
+    assert json.loads(found.to_json())["notes"] == [*found.notes]
     # The first one still stands, with the later arm beside it; so does the second.
     confirm(first, [*runs, later], own_set)
     assert confirm(Registration(content), [*runs, later], own_set).text == found.text
 
 
-def test_what_could_be_known_is_not_registered(runs, own_set, registered, make_run) -> None:
+def test_what_could_be_known_is_not_registered(runs, own_set, registered, later) -> None:
     confirm(read_registration(registered), runs, own_set)
     with pytest.raises(ValueError, match="contrast 'H1' compares b_table and b, seed 44, which we"):
         register(draft(title="second"), runs, own_set)
-    later = make_run("b_wide", document_table=False, short_window=4, baseline="b")
-    score_runs([later], own_set, ["dev"])
-    new = draft(contrasts=[draft()["contrasts"][0] | {"arm": "b_wide"}])
+    new = later_draft()
     both = [*runs, later]
     with pytest.raises(ValueError, match="also_scored has b_table, seed 44, which was scored"):
         register(new | {"also_scored": {"b_table": [44]}}, both, own_set)
-    rule = part_rule("target_cell", ["*hidden"])
-    with pytest.raises(ValueError, match="rule 'hidden copies carry the gain' compares b_table"):
-        register(new | {"rules": [rule | {"sets": ["confirm"]}]}, both, own_set)
-    register(new | {"rules": [rule | {"sets": ["confirm"], "format": "packed"}]}, both, own_set)
+    rule = part_rule("target_cell", ["*hidden"]) | {"sets": ["confirm"]}
+    for known in (rule, rule | {"format": "stride8-window"}):  # one scoring shows every format
+        with pytest.raises(ValueError, match="rule 'hidden copies carry the gain' reads checkpoi"):
+            register(new | {"rules": [known]}, both, own_set)
     # Without its records, a baseline's score is known all the same.
     hidden = [shutil.copytree(run, run.with_name(run.name + "_copy")) for run in runs]
     for run in hidden:
         for folder in ("records", "scores"):
             for file in (run / folder).glob("confirm.*"):
                 file.unlink()
-    with pytest.raises(ValueError, match=r"contrast 'H1' compares.*the records of b, seed 44"):
+    with pytest.raises(ValueError, match=r"contrast 'H1' compares.*b, seed 44, is scored once"):
         register(draft(title="second"), hidden, own_set)
-    with pytest.raises(ValueError, match="put them back, or confirm that registration again"):
+    with pytest.raises(ValueError, match="Put them back, or confirm that registration again"):
         register(new, [*hidden, later], own_set)
+    # A rule sees no arm that was not given when it was registered.
+    content = register(new | {"rules": [rule]}, [runs[0], later], own_set).content
+    found = confirm(Registration(content), both, own_set)
+    assert found.outcomes[0].value is None
+
+
+def test_a_rule_s_arms_are_fixed_when_it_is_registered(runs, own_set, later, tmp_path) -> None:
+    rule = part_rule("target_cell", ["*"]) | {"gain": {"arm": "b_wide", "baseline": "b"}}
+    del rule["relative_to"]
+    content = register(draft(rules=[rule]), [*runs, later], own_set).content
+    assert {one["arm"]: one["scored"] for one in content["checkpoints"]} == {
+        "b": True,
+        "b_table": True,
+        "b_wide": False,
+    }
+    found = confirm(Registration(content), [*runs, later], own_set)
+    assert found.outcomes[0].value is not None
+    assert not list((later / "records").glob("confirm.*"))  # read, not scored
+    with pytest.raises(ValueError, match="checkpoint of b_wide, seed 44, is not among those"):
+        score_runs([later], own_set, ["confirm"], registration=Registration(content))
+    with pytest.raises(ValueError, match="no run holds the registered checkpoint of b_wide"):
+        confirm(Registration(content), runs, own_set)
+
+
+def test_two_runs_of_one_arm_are_refused(runs, own_set, registered) -> None:
+    copy = shutil.copytree(runs[0], runs[0].with_name("copy"))
+    for attempt in (
+        lambda: register(draft(), [*runs, copy], own_set),
+        lambda: confirm(read_registration(registered), [*runs, copy], own_set),
+    ):
+        with pytest.raises(ValueError, match="There must be one run of b, seed 44; found .*copy"):
+            attempt()
+
+
+def test_registrations_made_before_either_is_confirmed_share_a_baseline(
+    runs, own_set, registered, later
+) -> None:
+    new = later_draft()
+    second = register(new, [*runs, later], own_set)
+    first = read_registration(registered)
+    confirm(first, runs, own_set)
+    found = confirm(second, [*runs, later], own_set)
+    assert found.notes == (
+        f"b, seed 44, was scored before, under the registration {first.sha256[:12]}",
+    )
+    assert len(Ledger(own_set.path).of("scored")) == 3
+
+
+def test_the_baseline_s_records_are_looked_for_before_the_arm_is_scored(
+    runs, own_set, registered, later
+) -> None:
+    confirm(read_registration(registered), runs, own_set)
+    new = later_draft()
+    second = register(new, [*runs, later], own_set)
+    path = runs[0] / "records" / "confirm.training.parquet"
+    path.rename(path.with_suffix(".away"))
+    with pytest.raises(ValueError, match="its records/confirm.training.parquet are not in"):
+        confirm(second, [*runs, later], own_set)
+    assert not list((later / "records").glob("confirm.*"))
+    path.with_suffix(".away").rename(path)
+
+
+def test_a_baseline_that_other_code_scored_is_named(runs, own_set, later, monkeypatch) -> None:
+    with monkeypatch.context() as patched:
+        for module in (protocol, registration):
+            patched.setattr(module, "code_sha256", lambda: "f" * 64)
+        confirm(register(draft(), runs, own_set), runs, own_set)
+    new = later_draft()
+    second = register(new, [*runs, later], own_set)
+    (note,) = confirm(second, [*runs, later], own_set).notes
+    assert note.endswith("by other code: see that its development records stay the same with this")
+
+
+def test_a_retrained_arm_is_named(runs, own_set, registered, make_run) -> None:
+    first = read_registration(registered)
+    confirm(first, runs, own_set)
+    retrained = shutil.copytree(runs[1], runs[1].with_name("again"))
+    for folder in ("records", "scores"):
+        shutil.rmtree(retrained / folder)
+    config = retrained / "final" / "config.json"
+    config.write_text(config.read_text() + "\n")
+    score_runs([retrained], own_set, ["dev"])
+    again = register(draft(), [runs[0], retrained], own_set)
+    notes = confirm(again, [runs[0], retrained], own_set).notes
+    assert notes[1] == (
+        "another checkpoint of b_table, seed 44, was scored on confirm before, under the "
+        f"registration {first.sha256[:12]}"
+    )
+
+
+def test_a_ledger_holds_one_result_and_whole_lines(runs, own_set, registered) -> None:
+    read = read_registration(registered)
+    confirm(read, runs, own_set)
+    records = read_records(runs[0] / "records" / "confirm.training.parquet")
+    num_events = len(Ledger(own_set.path).events)
+    read.note_scored(records, own_set.path)  # a second process with the same result
+    assert len(Ledger(own_set.path).events) == num_events
+    other = replace(records, sums=records.sums._replace(nats=records.sums.nats * 0.9))
+    with pytest.raises(ValueError, match="by another process meanwhile, with another result"):
+        read.note_scored(other, own_set.path)
+    path = own_set.path / registration.LEDGER_NAME
+    path.write_text(path.read_text() + '{"event": "op')
+    with pytest.raises(ValueError, match="Where its last line was cut off"):
+        Ledger(own_set.path)
+
+
+def test_processes_wait_for_the_ledger(own_set) -> None:
+    def add(number: int) -> None:
+        Ledger(own_set.path).append("opened", str(number))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(add, range(40)))
+    ledger = Ledger(own_set.path)
+    assert len(ledger.events) == 40
+    assert ledger.problems() == []
 
 
 def test_an_earlier_registration_s_records_are_held_to_the_ledger(
-    runs, own_set, registered, make_run
+    runs, own_set, registered, later
 ) -> None:
     confirm(read_registration(registered), runs, own_set)
-    later = make_run("b_wide", document_table=False, short_window=4, baseline="b")
-    score_runs([later], own_set, ["dev"])
-    new = draft(contrasts=[draft()["contrasts"][0] | {"arm": "b_wide"}])
+    new = later_draft()
     second = register(new, [*runs, later], own_set)
     path = runs[0] / "records" / "confirm.training.parquet"
     records = read_records(path)
@@ -342,7 +465,7 @@ def test_an_earlier_registration_s_records_are_held_to_the_ledger(
             attempt()
     foreign = replace(records, header=replace(records.header, registration="f" * 64))
     write_records(foreign, path)
-    with pytest.raises(ValueError, match="registration ffffffffffff, but the ledger does not"):
+    with pytest.raises(ValueError, match="registration ffffffffffff, but the ledger knows of no"):
         confirm(second, [*runs, later], own_set)
 
 
@@ -358,7 +481,7 @@ def test_other_checkpoints_and_code_are_refused(
     with pytest.raises(ValueError, match="an ablated table is not registered"):
         score_runs(runs[1:], own_set, ["confirm"], ablated=True, registration=read)
     monkeypatch.setattr(registration, "code_sha256", lambda: "0" * 64)
-    with pytest.raises(ValueError, match="the code that scores has changed"):
+    with pytest.raises(ValueError, match="the code that scores and judges has changed"):
         confirm(read, runs, own_set)
 
 

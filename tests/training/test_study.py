@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.data_scripts.conftest import make_text
 from tests.training.conftest import TINY_MODEL
 from training.study import Study
+from training.study_drafts import Draft
 from training.study_plan import read_study
 
 ROOT = Path(__file__).parents[2]
@@ -179,8 +181,72 @@ def test_some_groups_alone_register_nothing(tmp_path, out, capsys):
     found = Study(read_study(study), out, groups=["core"])
     found.register()
     found.confirm()
-    assert "the draft names arms of groups that were not chosen" in capsys.readouterr().out
+    assert "is not registered: it names arms of groups" in capsys.readouterr().out
     assert not list(out.glob("*.json"))
+
+
+CONTRAST = {"name": "H1", "says": "it helps", "arm": "b_table", "baseline": "b", "sign": "+"}
+DRAFT = {
+    "title": "tiny",
+    "set_name": "confirmation",
+    "format": "training",
+    "bootstrap": {"num_resamples": 50, "seed": 0},
+    "contrasts": [CONTRAST | {"seeds": [44]}],
+}
+
+
+def test_a_draft_that_changed_after_it_was_registered_is_named(tmp_path):
+    path = tmp_path / "draft.yaml"
+    path.write_text(yaml.safe_dump(DRAFT))
+    draft = Draft(path, tmp_path, 1)
+    registered = [DRAFT["contrasts"][0] | {"bounds": {"44": [0.0, 1.0]}}]
+    content = DRAFT | {"contrasts": registered, "rules": [], "sha256": "0"}
+    draft.registration.write_text(json.dumps(content))
+    draft.check()
+    later = [*DRAFT["contrasts"], CONTRAST | {"name": "H2", "seeds": [45]}]
+    path.write_text(yaml.safe_dump(DRAFT | {"contrasts": later}))
+    with pytest.raises(ValueError, match="draft.yaml: contrasts differs from what was registered"):
+        draft.check()
+    assert Draft(path, tmp_path, 2).registration.name == "registration_2.json"
+
+
+@pytest.mark.slow
+def test_a_later_arm_is_confirmed_by_the_same_command(tmp_path):
+    study = write_study(tmp_path, 2)
+    for name, seed in (("train", 1), ("dev_val", 2), ("confirmation", 3)):
+        texts = [make_text(100 * seed + i, 300) for i in range(4)]
+        (tmp_path / f"{name}.txt").write_text("\n\n".join(texts))
+    splits = " ".join(f"{n}={tmp_path}/{n}.txt" for n in ("train", "dev_val", "confirmation"))
+    plain = yaml.safe_load(study.read_text())
+    plain["data"]["chunk_set"] = [
+        f"data_scripts.build text --out {{out}}/chunk_set --split {splits} "
+        "--confirmation confirmation --chunk_length 64 --vocab_size 300"
+    ]
+    core = plain["groups"]["core"] | {"sets": ["dev_val"]}
+    plain |= {"groups": {"core": core}, "detail": {"mixture": ["b"]}}
+    first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
+    first.write_text(yaml.safe_dump(DRAFT))
+    plain["registration"] = str(first)
+    study.write_text(yaml.safe_dump(plain))
+    out = tmp_path / "out"
+    command = [*map(str, (sys.executable, "-m", "training.study", study, "--out", out)), "--yes"]
+    subprocess.run(command, cwd=ROOT, check=True)
+    before = (out / "confirmation.json").read_bytes()
+
+    bigram = {"base": "b.yaml", "name": "b_bigram", "baseline": "b"}
+    recipe = tmp_path / "recipes" / "b_bigram.yaml"
+    recipe.write_text(yaml.safe_dump(bigram | {"model": {"bigram_rows": 64}}))
+    contrast = CONTRAST | {"name": "H2", "arm": "b_bigram", "seeds": [44]}
+    second.write_text(yaml.safe_dump(DRAFT | {"contrasts": [contrast]}))
+    plain["registration"] = [str(first), str(second)]
+    plain["groups"]["later"] = core | {"arms": {"b_bigram": [44]}}
+    study.write_text(yaml.safe_dump(plain))
+    subprocess.run(command, cwd=ROOT, check=True)
+    assert (out / "confirmation.json").read_bytes() == before
+    found = json.loads((out / "confirmation_2.json").read_text())
+    assert list(found["contrasts"][0]["seeds"]) == ["44"]
+    assert found["notes"][0].startswith("b, seed 44, was scored before")
+    assert (out / "report" / "report.md").is_file()
 
 
 def test_a_chunk_set_that_lends_its_tokenizer_is_built_too(tmp_path, out):

@@ -1,0 +1,74 @@
+"""Committed results: each page says what its records say, and what was registered was confirmed."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from evaluation.page import write_page
+from evaluation.paper import paper_arm
+from evaluation.registration import read_registration
+from evaluation.report import build_report
+from evaluation.study import Study, make_studies, read_sources
+
+RESULTS = Path(__file__).parents[2] / "results"
+FOLDERS = sorted(path.parent for path in RESULTS.glob("*/README.md.jinja"))
+REGISTRATIONS = sorted(RESULTS.glob("*/*registration.json"))
+BOOTSTRAP = {"num_resamples": 2000, "seed": 0}  # evaluation.report's
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(RESULTS))
+
+
+def study_of(folder: Path) -> Study:
+    (study,) = make_studies(read_sources(sorted((folder / "evidence").iterdir())), BOOTSTRAP)
+    return study
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=name)
+def test_the_page_is_what_its_records_say(folder: Path, tmp_path: Path) -> None:
+    for file in (*folder.glob("*.json"), folder / "README.md.jinja"):
+        shutil.copy(file, tmp_path)
+    written = write_page(study_of(folder), tmp_path / "README.md.jinja")
+    assert written.read_text() == (folder / "README.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", FOLDERS, ids=name)
+def test_the_report_is_what_its_records_say(folder: Path, tmp_path: Path) -> None:
+    evidence = shutil.copytree(folder / "evidence", tmp_path / "evidence")
+    build_report(sorted(evidence.iterdir()), tmp_path / "report", show_violations=True)
+    kept = folder / "report"
+    written = (tmp_path / "report" / "report.md").read_text()
+    assert written == (kept / "report.md").read_text()
+    for figure in kept.glob("*.png"):
+        assert (tmp_path / "report" / figure.name).is_file(), figure.name
+
+
+@pytest.mark.parametrize("path", REGISTRATIONS, ids=name)
+def test_what_was_registered_was_scored_and_judged(path: Path) -> None:
+    content = read_registration(path).content
+    beside = path.with_name(path.name.replace("registration", "confirmation"))
+    judged = json.loads(beside.read_text())
+    assert judged["registration"] == content["sha256"]
+    study = study_of(path.parent)
+    for entry in content["checkpoints"]:
+        records = study.records(paper_arm(entry["arm"]), entry["seed"], content["set_name"])
+        assert records is not None, entry["arm"]
+        header = records.header
+        assert header.checkpoint_sha256 == entry["sha256"]
+        assert header.targets_sha256 == content["targets_sha256"]
+        assert header.registration == (entry["scored_under"] or content["sha256"])
+    for entry, verdict in zip(content["contrasts"], judged["contrasts"], strict=True):
+        for seed, found in verdict["seeds"].items():
+            pair = (paper_arm(entry["arm"]), paper_arm(entry["baseline"]))
+            contrast = study.contrast(*pair, int(seed), content["set_name"])
+            assert contrast is not None
+            assert found["gain"] == pytest.approx(contrast.gain, abs=1e-12)
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=name)
+def test_results_are_small(folder: Path) -> None:
+    assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) <= 15 * 2**20
