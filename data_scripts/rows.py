@@ -15,7 +15,7 @@ import numpy as np
 from data_scripts.keyed_random import keyed_bits, keyed_uniform
 from data_scripts.lookup import MAX_ORDER, TableFields, lookup_rows
 
-SOURCES = ("document", "foreign", "shuffled")
+SOURCES = ("document", "foreign", "shuffled", "empty")
 IGNORED_LABEL = -100  # cross entropy leaves these targets out
 
 # One word for each use of randomness, so that no two uses of one seed can coincide.
@@ -28,10 +28,11 @@ class TableOptions:
 
     Attributes:
         orders: the longest suffix that the lookup tries, 1 to 8 (the paper: 4).
-        source: "document", the lookup; or one of two controls that keep the fields' statistics and
-            cut their tie to the text. "foreign": the fields of the same positions in a chunk of
-            another document. "shuffled": at t the fields of a random position t' <= t of the
-            same chunk, so that no field carries a token from after t.
+        source: "document", the lookup; or a control. Two keep the fields' statistics and cut their
+            tie to the text. "foreign": the fields of the same positions in a chunk of another
+            document. "shuffled": at t the fields of a random position t' <= t of the same chunk,
+            so that no field carries a token from after t. "empty": "no match" everywhere, which
+            leaves the table one learned vector, added to every input.
         dropout: probability that a row gets "no match" at every position (Section 4.5).
         seed: of dropout and the controls; they are keyed by (seed, chunk, row or position).
     """
@@ -98,7 +99,7 @@ def chunk_rows(
     rows["input_ids"][:, 0] = bos_token_id
     if table is None:
         return rows
-    if ablate:
+    if ablate or table.source == "empty":
         return rows | _no_match(rows["input_ids"].shape)
     fields = _chunk_fields(inputs, bos_token_id, table, chunk_indices, foreign)
     by_row = [field.reshape(-1, row_length) for field in fields]

@@ -42,7 +42,7 @@ class RecordsHeader:
         reach: span of the table's lookup, `chunk` or `window`.
         has_table: whether the model has a document table. The table cells of an arm without one are
             what a table would have returned in this format.
-        table_source: where the table's fields come from: `document`, `foreign` or `shuffled`.
+        table_source: where the table's fields come from, `document` or a control (`TableOptions`).
         table_orders: the longest suffix that the lookup tries.
         chunk_length: tokens; the distance bands are fractions of it.
         row_length: inputs that the model sees at once.

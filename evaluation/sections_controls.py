@@ -88,8 +88,8 @@ def other_fields(study: Study) -> Section:
     text = (
         "The paper does not explain its order-0 gain: tokens that the table cannot predict. "
         "`foreign` tables were trained and scored with the fields of another document's chunk, "
-        "`shuffled` ones with those of an earlier position: what they gain, a candidate's being "
-        "right cannot have brought."
+        "`shuffled` ones with those of an earlier position, `empty` ones with no match everywhere: "
+        "what they gain, a candidate's being right cannot have brought."
     )
     sources = {pair: _table_source(study, pair) for pair in study.pairs}
     with_table = [pair for pair, source in sources.items() if source is not None]
@@ -107,7 +107,9 @@ def other_fields(study: Study) -> Section:
             shown = (gain, *(signed(value) for value in parts))
             rows.append((pair_name(found), name, *shown, pair_hashes(found)))
     if not rows:
-        return Section(title, f"{text} Missing: arms with table_source: foreign or shuffled.")
+        return Section(
+            title, f"{text} Missing: arms with table_source: foreign, shuffled or empty."
+        )
     columns = ("contrast", "set", "gain", "order 0", "order 1", "copies", "records")
     return Section(title, text, (Table("other_fields", "Gain, bpb", columns, tuple(rows)),))
 

@@ -79,6 +79,7 @@ def _table_training(recipe: dict[str, Any]) -> str:
         "document": "from the document itself",
         "foreign": "from another document (a control)",
         "shuffled": "from the document with its table shuffled (a control)",
+        "empty": "from nowhere, no match everywhere (a control)",
     }[source]
     return f"In training the table's fields came {from_where}, with dropout {dropout:g}."
 

@@ -27,7 +27,7 @@ class DataConfig:
     chunk_length: int = 8192
     """Targets of one chunk; must be that of the chunk set. The lookup searches one chunk."""
     table_source: str = "document"
-    """Where table fields come from: document (the paper), or the controls foreign, shuffled."""
+    """Where table fields come from: document, or a control, foreign, shuffled or empty."""
     table_dropout: float = 0.0
     """Share of rows whose table fields are all "no match" (Section 4.5)."""
 
@@ -332,7 +332,7 @@ def _check(recipe: Recipe, where: str) -> None:
         f"got {t.tokens_per_update} and {t.tokens_per_micro_batch}",
     )
     choices = {
-        "data.table_source": (d.table_source, ("document", "foreign", "shuffled")),
+        "data.table_source": (d.table_source, ("document", "foreign", "shuffled", "empty")),
         "training.precision": (t.precision, ("auto", "bf16", "fp32")),
         "training.recomputation": (t.recomputation, ("auto", True, False)),
         "training.compile": (t.compile, ("auto", True, False)),

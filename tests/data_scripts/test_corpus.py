@@ -104,7 +104,7 @@ def test_2k_and_8k_views_are_equal_and_no_field_looks_ahead(corpus_set):
     targets = np.array(corpus_set.train_chunks()[:4])
     bos = corpus_set.bos_token_id
     indices = np.arange(4)
-    for source in ("document", "foreign", "shuffled"):
+    for source in ("document", "foreign", "shuffled", "empty"):
         table = TableOptions(source=source, seed=1)
         foreign = np.array(corpus_set.train_chunks()[4:8])
         views = [
