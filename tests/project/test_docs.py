@@ -11,7 +11,7 @@ PAGES = sorted(
     p
     for folder in (".", "training", "data_scripts", "evaluation", "benchmarks", "docs")
     for p in (ROOT / folder).rglob("*.md")
-    if not {".venv", "demo", "runs", "study", "paper"} & set(p.relative_to(ROOT).parts)
+    if not {".venv", "demo", "runs", "study", "paper", "evidence"} & set(p.relative_to(ROOT).parts)
 )
 
 

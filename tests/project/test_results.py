@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from evaluation.contrasts import records_bits_per_byte
 from evaluation.page import write_page
 from evaluation.paper import paper_arm
+from evaluation.records import read_records
 from evaluation.registration import read_registration
 from evaluation.report import build_report
 from evaluation.study import Study, make_studies, read_sources
@@ -29,9 +31,9 @@ def study_of(folder: Path) -> Study:
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=name)
 def test_the_page_is_what_its_records_say(folder: Path, tmp_path: Path) -> None:
-    for file in (*folder.glob("*.json"), folder / "README.md.jinja"):
-        shutil.copy(file, tmp_path)
-    written = write_page(study_of(folder), tmp_path / "README.md.jinja")
+    copy = shutil.copytree(folder, tmp_path / "copy", ignore=shutil.ignore_patterns("evidence"))
+    (copy / "README.md").unlink()
+    written = write_page(study_of(folder), copy / "README.md.jinja")
     assert written.read_text() == (folder / "README.md").read_text()
 
 
@@ -54,13 +56,16 @@ def test_what_was_registered_was_scored_and_judged(path: Path) -> None:
     judged = json.loads(beside.read_text())
     assert judged["registration"] == content["sha256"]
     study = study_of(path.parent)
+    registered = [read_registration(p).sha256 for p in path.parent.glob("*registration.json")]
     for entry in content["checkpoints"]:
+        if not entry["scored"]:
+            continue
         records = study.records(paper_arm(entry["arm"]), entry["seed"], content["set_name"])
         assert records is not None, entry["arm"]
         header = records.header
         assert header.checkpoint_sha256 == entry["sha256"]
         assert header.targets_sha256 == content["targets_sha256"]
-        assert header.registration == (entry["scored_under"] or content["sha256"])
+        assert header.registration in registered
     for entry, verdict in zip(content["contrasts"], judged["contrasts"], strict=True):
         for seed, found in verdict["seeds"].items():
             pair = (paper_arm(entry["arm"]), paper_arm(entry["baseline"]))
@@ -72,3 +77,14 @@ def test_what_was_registered_was_scored_and_judged(path: Path) -> None:
 @pytest.mark.parametrize("folder", FOLDERS, ids=name)
 def test_results_are_small(folder: Path) -> None:
     assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) <= 15 * 2**20
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*/again/*/records/*.parquet")), ids=name)
+def test_a_run_made_again_gives_the_same(path: Path) -> None:
+    again = path.parents[1]
+    first = path.parents[3] / "evidence" / again.name
+    records, before = read_records(path), read_records(first / "records" / path.name)
+    assert records_bits_per_byte(records) == pytest.approx(records_bits_per_byte(before), abs=5e-6)
+    both = [json.loads((run / "results.json").read_text()) for run in (again, first)]
+    assert both[0]["started"] != both[1]["started"]
+    assert both[0]["final_sha256"] == both[1]["final_sha256"]
