@@ -112,7 +112,7 @@ def test_the_whole_paper_in_miniature(hub, tmp_path):  # noqa: F811
 
     asked = run(study, out)
     assert asked.returncode == 2
-    assert re.search(r"30 runs to train: about \d+\.\d hours on .*, then scoring; ", asked.stdout)
+    assert re.search(r"32 runs to train: about \d+\.\d hours on .*, then scoring; ", asked.stdout)
     assert "12.0 GB to download" in asked.stdout
     assert "--yes" in asked.stderr
     assert not out.exists()
@@ -174,7 +174,7 @@ def test_the_whole_paper_in_miniature(hub, tmp_path):  # noqa: F811
     second = run(study, out, "--yes", "--jobs", "2")
     assert second.returncode == 0, second.stderr[-3000:]
     assert second.stdout.startswith("The document table at the paper's scale\n0 runs to train")
-    assert second.stdout.count("reusing") == 2 + 30 + 2  # chunk sets, runs, registration
+    assert second.stdout.count("reusing") == 2 + 32 + 2  # chunk sets, runs, registration
     assert {p: p.stat().st_mtime_ns for p in (out / "runs").glob("*/results.json")} == before
 
 
