@@ -63,8 +63,8 @@ def ablation(study: Study) -> Section:
                     continue
                 lines.append(
                     f"{pair_name(found)} on {name}, {form} format: "
-                    f"{records_bits_per_byte(found.arm):.5f} bpb, {-found.gain:.3f} worse than "
-                    "the base."
+                    f"{records_bits_per_byte(found.arm):.5f} bpb, {abs(found.gain):.3f} "
+                    f"{'worse' if found.gain < 0 else 'better'} than the base."
                 )
                 # The paper's is of A + table under half-row strides.
                 half = f"stride{found.arm.header.row_length // 2}-"
