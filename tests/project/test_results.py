@@ -88,3 +88,13 @@ def test_a_run_made_again_gives_the_same(path: Path) -> None:
     both = [json.loads((run / "results.json").read_text()) for run in (again, first)]
     assert both[0]["started"] != both[1]["started"]
     assert both[0]["final_sha256"] == both[1]["final_sha256"]
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=name)
+def test_arms_of_one_seed_and_chunk_set_saw_the_same_targets(folder: Path) -> None:
+    runs = [json.loads(p.read_text()) for p in (folder / "evidence").glob("*/results.json")]
+    seen: dict[tuple[str, int], set[str]] = {}
+    for run in runs:
+        seen.setdefault((run["data_sha256"], run["seed"]), set()).add(run["target_sha256"])
+    assert runs
+    assert all(len(hashes) == 1 for hashes in seen.values())
