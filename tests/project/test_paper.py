@@ -135,11 +135,11 @@ def test_the_whole_paper_in_miniature(hub, tmp_path):  # noqa: F811
     # Equal targets for every long arm, one scoring of the confirmation set for each checkpoint.
     results = [json.loads(p.read_text()) for p in (out / "runs").glob("*/results.json")]
     long = [r for r in results if not r["name"].startswith("packed")]
-    assert len(long) == 28
+    assert len(long) == 30
     assert len({r["target_sha256"] for r in long}) == 1
     ledger = (out / "chunk_set" / "confirmation_ledger.jsonl").read_text().splitlines()
     events = [json.loads(line)["event"] for line in ledger]
-    assert (events.count("registered"), events.count("scored")) == (1, 28)
+    assert (events.count("registered"), events.count("scored")) == (1, 30)
     confirmed = json.loads((out / "confirmation.json").read_text())
     assert [c["name"] for c in confirmed["contrasts"]] == ["H1", "H2", "H3", "H4", "H5"]
 
