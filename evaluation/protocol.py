@@ -211,12 +211,8 @@ def confirm(registration: Registration, runs: Sequence[Path], chunk_set: ChunkSe
     if gate is not None:
         closed = closed_sets(content, chunk_set)
         problems += unaccounted(runs, closed, ledger, registration.sha256)
-        before = {
-            registration.checkpoints[entry["sha256"]]
-            for entry in content["checkpoints"]
-            if entry["scored"] and entry["sha256"] not in to_score
-        }
-        problems += without_records(before, checkpoints, content, ledger)
+        scored = registration.scored_checkpoints.values()
+        problems += without_records(scored, checkpoints, content, ledger, registration.sha256)
     if problems:
         raise ValueError(refusal(set_name, problems))
     refuse_other_records(runs, chunk_set)

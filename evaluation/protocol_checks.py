@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -117,16 +117,12 @@ def problems_of_draft(
     problems = [*ledger.problems(), *unaccounted(runs, closed, ledger)]
     if draft["set_name"] in closed:
         problems += _known_already(draft, checkpoints, ledger)
-        opened = ledger.openings(draft["set_name"])
-        before = {key for key in scored if checkpoints[key].checkpoint.sha256 in opened}
-        problems += without_records(before, checkpoints, draft, ledger)
+        problems += without_records(scored, checkpoints, draft, ledger)
     for rule in draft.get("rules") or []:
-        for name in rule["sets"]:
-            opened = ledger.openings(name) if name in closed else {}
-            arms = rule_arms(rule)
-            if all(
-                key in checkpoints and checkpoints[key].checkpoint.sha256 in opened for key in arms
-            ):
+        read = {checkpoints[key].checkpoint.sha256 for key in rule_arms(rule) if key in checkpoints}
+        has_all = rule_arms(rule) <= set(checkpoints)
+        for name in (name for name in rule["sets"] if name in closed):
+            if has_all and read <= set(ledger.openings(name)):
                 problems.append(
                     f"rule {rule['name']!r} reads checkpoints that were all scored on {name} "
                     "before: its value is known. Take it out"
@@ -166,22 +162,35 @@ def _known_already(
 
 
 def without_records(
-    scored_before: Set[Arm],
+    scored: Iterable[Arm],
     checkpoints: Mapping[Arm, Run],
     content: dict[str, Any],
     ledger: Ledger,
+    own: str | None = None,
 ) -> list[str]:
-    """Checkpoints that an earlier registration opened the split for, without their records."""
+    """Checkpoints that an earlier registration opened the split for, without their records.
+
+    Args:
+        scored: arms that a draft or registration wants scored.
+        checkpoints: their runs.
+        content: the draft or registration.
+        ledger: of the chunk set.
+        own: hash of the registration, which may still score its own.
+    """
     name = f"{content['set_name']}.{content['format']}.parquet"
     opened = ledger.openings(content["set_name"])
     found = []
-    for key in sorted(scored_before):
-        run = checkpoints.get(key)
-        if run is None or (run.folder / "records" / name).is_file():
+    for arm, seed in sorted(set(scored) & set(checkpoints)):
+        run = checkpoints[arm, seed]
+        event = opened.get(run.checkpoint.sha256)
+        if (
+            event is None
+            or event["registration"] == own
+            or (run.folder / "records" / name).is_file()
+        ):
             continue
-        event = opened.get(run.checkpoint.sha256, {"registration": "?"})
         found.append(
-            f"{key[0]}, seed {key[1]}, is scored once, and the registration "
+            f"{arm}, seed {seed}, is scored once, and the registration "
             f"{event['registration'][:12]} did so; its records/{name} are not in {run.folder}. Put "
             "them back, or confirm that registration again if it was cut"
         )

@@ -207,7 +207,10 @@ def write_records(records: Records, path: Path) -> None:
         metadata[_REACH_KEY] = json.dumps(columns).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".tmp_{path.name}")
-    pq.write_table(table.replace_schema_metadata(metadata), temporary, **_SMALL)
+    # Without Arrow's copy of the schema, which would hold the metadata a second time.
+    with pq.ParquetWriter(temporary, table.schema, store_schema=False, **_SMALL) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata(metadata)
     temporary.replace(path)
 
 

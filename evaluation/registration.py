@@ -163,12 +163,7 @@ class Registration:
                 )
         if header.ablated:
             problems.append("an ablated table is not registered")
-        mine = [
-            entry
-            for entry in self.content["checkpoints"]
-            if entry["scored"] and entry["sha256"] == header.checkpoint_sha256
-        ]
-        if [(entry["arm"], entry["seed"]) for entry in mine] != [(header.arm, header.seed)]:
+        if self.scored_checkpoints.get(header.checkpoint_sha256) != (header.arm, header.seed):
             problems.append(
                 f"the checkpoint of {header.arm}, seed {header.seed}, is not among those "
                 f"registered to be scored ({header.checkpoint_sha256[:12]})"
@@ -191,18 +186,19 @@ class Registration:
             for entry in self.content["checkpoints"]
         }
 
-    def to_score(self, ledger: Ledger) -> list[str]:
-        """Hashes of the checkpoints that it opens its split for.
+    @property
+    def scored_checkpoints(self) -> dict[str, tuple[str, int]]:
+        """`checkpoints` without those that its rules read on other sets alone."""
+        scored = {entry["sha256"] for entry in self.content["checkpoints"] if entry["scored"]}
+        return {digest: arm for digest, arm in self.checkpoints.items() if digest in scored}
 
-        Left out are those that its rules read on other sets alone, and those that another
-        registration opened the split for: each is scored once.
-        """
+    def to_score(self, ledger: Ledger) -> list[str]:
+        """Hashes of the checkpoints that it opens its split for: no other registration did."""
         opened = ledger.openings(self.content["set_name"])
         return [
-            entry["sha256"]
-            for entry in self.content["checkpoints"]
-            if entry["scored"]
-            and opened.get(entry["sha256"], {}).get("registration") in (None, self.sha256)
+            digest
+            for digest in self.scored_checkpoints
+            if digest not in opened or opened[digest]["registration"] == self.sha256
         ]
 
     def note_opened(self, header: RecordsHeader, chunk_set: Path) -> None:

@@ -43,26 +43,4 @@ def copy_evidence(runs: Sequence[Path], out: Path) -> int:
         for name in _FOLDERS:
             if (run / name).is_dir():
                 shutil.copytree(run / name, target / name)
-        for file in target.rglob("*.parquet"):
-            _pack(file)
     return sum(file.is_file() for file in out.rglob("*"))
-
-
-def _pack(file: Path) -> None:
-    """Write a records file again in a fifth less space: the same table, its metadata once."""
-    import pyarrow.parquet as pq  # which training itself does not need
-
-    table = pq.read_table(file)
-    encoding = dict.fromkeys(table.column_names, "DELTA_BINARY_PACKED")
-    encoding |= {"nats": "BYTE_STREAM_SPLIT", "class": "PLAIN"}
-    with pq.ParquetWriter(
-        file,
-        table.schema.remove_metadata(),
-        store_schema=False,
-        compression="zstd",
-        compression_level=15,
-        use_dictionary=False,
-        column_encoding=encoding,
-    ) as writer:
-        writer.write_table(table.replace_schema_metadata(None))
-        writer.add_key_value_metadata(table.schema.metadata)

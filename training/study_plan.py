@@ -55,7 +55,7 @@ class StudyPlan:
     detail: Detail = field(default_factory=Detail)
     """What is looked at closely."""
     registration: tuple[Path, ...] = ()
-    """Drafts for the confirmation; a later arm's comes behind the first. None: no confirmation."""
+    """Drafts for the confirmation; a later arm's comes behind the first. Empty: no confirmation."""
     cards: tuple[str, ...] = ()
     """Arms of the detail's seed that get a model card."""
     download_gigabytes: float = 0.0

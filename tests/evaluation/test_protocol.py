@@ -83,6 +83,13 @@ def later(make_run, own_set) -> Path:
     return made
 
 
+@pytest.fixture
+def second(runs, own_set, registered, later) -> Registration:
+    """Of the later arm, after the first registration was confirmed."""
+    confirm(read_registration(registered), runs, own_set)
+    return register(later_draft(), [*runs, later], own_set)
+
+
 def later_draft(**changes):
     return draft(contrasts=[draft()["contrasts"][0] | {"name": "H6", "arm": "b_wide"}], **changes)
 
@@ -379,11 +386,8 @@ def test_registrations_made_before_either_is_confirmed_share_a_baseline(
 
 
 def test_the_baseline_s_records_are_looked_for_before_the_arm_is_scored(
-    runs, own_set, registered, later
+    runs, own_set, later, second
 ) -> None:
-    confirm(read_registration(registered), runs, own_set)
-    new = later_draft()
-    second = register(new, [*runs, later], own_set)
     path = runs[0] / "records" / "confirm.training.parquet"
     path.rename(path.with_suffix(".away"))
     with pytest.raises(ValueError, match="its records/confirm.training.parquet are not in"):
@@ -448,17 +452,14 @@ def test_processes_wait_for_the_ledger(own_set) -> None:
 
 
 def test_an_earlier_registration_s_records_are_held_to_the_ledger(
-    runs, own_set, registered, later
+    runs, own_set, later, second
 ) -> None:
-    confirm(read_registration(registered), runs, own_set)
-    new = later_draft()
-    second = register(new, [*runs, later], own_set)
     path = runs[0] / "records" / "confirm.training.parquet"
     records = read_records(path)
     worse = replace(records, sums=records.sums._replace(nats=records.sums.nats * 1.1))
     write_records(worse, path)
     for attempt in (
-        lambda: register(new, [*runs, later], own_set),
+        lambda: register(later_draft(), [*runs, later], own_set),
         lambda: confirm(second, [*runs, later], own_set),
     ):
         with pytest.raises(ValueError, match="records of b, seed 44 were changed after"):

@@ -1,10 +1,12 @@
 """Recipes: bases, overrides, and an error that names the key for whatever is wrong."""
 
 import json
+import re
 
 import pytest
 import yaml
 
+from data_scripts.rows import SOURCES
 from training.config import load_recipe
 from training.train import main
 
@@ -100,3 +102,11 @@ def test_a_heading_with_nothing_below_it_keeps_the_base_s_section(tmp_path):
     found = load_recipe(tmp_path / "r.yaml", {"num_loader_threads": 3})
     assert (found.training.num_updates, found.training.num_loader_threads) == (7, 3)
     assert found.model["hidden_size"] == 64
+
+
+def test_every_source_of_table_fields_may_be_named(tiny_recipe):
+    # The recipe's check has a list of its own, so that reading a recipe does not import numba.
+    for source in SOURCES:
+        assert tiny_recipe(data={"table_source": source}).data.table_source == source
+    with pytest.raises(ValueError, match=re.escape(f"must be one of {SOURCES}")):
+        tiny_recipe(data={"table_source": "moon"})
