@@ -14,6 +14,7 @@ from benchmarks.reference import PlainUpdate
 from training.config import OptimizerConfig
 from training.optim import RecipeOptimizer
 
+pytestmark = pytest.mark.timeout(900)  # the miniature's twelve minutes and some
 SCHEMA = Path(gpu_check.__file__).with_name("gpu_check.schema.json")
 
 
