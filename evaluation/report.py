@@ -12,7 +12,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import sys
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -213,8 +215,21 @@ def _write_files(
         text, written = write_study(study, folder, exclude)
         parts.append(text if folder == out else text.replace("](", f"]({folder.name}/"))
         files += written
-    report.write_text("\n\n".join(parts) + "\n")
+    text = "\n\n".join(parts) + "\n"
+    report.write_text(f"{_contents(text)}\n\n{text}")
     return [*files, report]
+
+
+def _contents(text: str) -> str:
+    """A list of links to a report's headings of two and three levels, as GitHub names them."""
+    lines = []
+    seen: Counter[str] = Counter()
+    for level, title in re.findall(r"^##(#?) (.+)$", text, re.MULTILINE):
+        anchor = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+        number = f"-{seen[anchor]}" if seen[anchor] else ""
+        seen[anchor] += 1
+        lines.append(f"{'  ' if level else ''}- [{title}](#{anchor}{number})")
+    return "\n".join(lines)
 
 
 def _write_gains(

@@ -141,9 +141,11 @@ _SPLIT_TITLES = {
 
 
 def split_table(contrasts: Sequence[Contrast], partition: str) -> Table | None:
-    """Gains of all contrasts split by one partition, one column a contrast; the last row sums.
+    """Gains of all contrasts split by one partition: a column a contrast, and the last row sums.
 
-    Contrasts whose arms cannot be compared by the partition are left out; None if no one remains.
+    Of more than six contrasts each is a row instead, so that a study of forty arms stays a table
+    that can be read. Contrasts whose arms cannot be compared by the partition are left out; None
+    if no one remains.
     """
     columns, gains, shares = [], [], []
     grouping, _ = PARTITIONS[partition]
@@ -167,7 +169,11 @@ def split_table(contrasts: Sequence[Contrast], partition: str) -> Table | None:
         for i, label in enumerate(labels)
     ]
     rows.append(("all", *(signed(math.fsum(gain)) for gain in gains)))
-    return Table(partition, _SPLIT_TITLES[partition], ("class", *columns), tuple(rows))
+    lines = [("class", *columns), *rows]
+    if len(columns) > 6:
+        lines = [("contrast", *lines[0][1:]), *lines[1:]]
+        lines = list(zip(*lines, strict=True))
+    return Table(partition, _SPLIT_TITLES[partition], lines[0], tuple(lines[1:]))
 
 
 def robustness_table(contrasts: Sequence[Contrast]) -> Table:

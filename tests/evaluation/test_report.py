@@ -16,7 +16,7 @@ from evaluation.class_bpb.statistics import bits_per_byte, compare
 from evaluation.contrasts import contrast
 from evaluation.records import Records, filter_records, write_records
 from evaluation.report import build_report, main
-from evaluation.tables import Table
+from evaluation.tables import Table, split_table
 from tests.evaluation.test_records import make_records
 
 
@@ -129,6 +129,22 @@ def test_report_pairs_prints_and_writes(tmp_path: Path) -> None:
     assert "![dev, training format (data dddddddd)](dev.training.png)" in written
     assert (tmp_path / "out" / "dev.training.png").read_bytes().startswith(b"\x89PNG")
     assert all(file.is_file() for file in report.files)
+    contents = written.partition("\n\n")[0].splitlines()
+    assert contents[0] == (
+        "- [dev, training format (data dddddddd)](#dev-training-format-data-dddddddd)"
+    )
+    headings = [line for line in written.splitlines() if line.startswith("##")]
+    assert len(contents) == len(headings) > 10
+
+
+def test_of_many_contrasts_each_is_a_row() -> None:
+    found = contrast(ARM, BASE, 50)
+    few, many = (split_table([found] * count, "band") for count in (6, 7))
+    assert few is not None
+    assert many is not None
+    assert few.columns == ("class", *["b_table s44 over b"] * 6)
+    assert many.columns == ("contrast", *(row[0] for row in few.rows))
+    assert many.rows == (("b_table s44 over b", *(row[1] for row in few.rows)),) * 7
 
 
 def test_gains_are_written_into_runs(tmp_path: Path) -> None:
