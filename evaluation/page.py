@@ -18,11 +18,11 @@ from typing import Any
 
 import jinja2
 
-from evaluation.contrasts import Contrast, records_bits_per_byte
+from evaluation.contrasts import PARTITIONS, Contrast, matching_groups, records_bits_per_byte
 from evaluation.paper import paper_arm
 from evaluation.records import Records
 from evaluation.section import pair_hashes
-from evaluation.study import Study
+from evaluation.study import Study, make_studies, read_sources
 from evaluation.tables import signed, signed_interval
 
 
@@ -70,6 +70,14 @@ class Pair:
     def share(self, partition: str, *patterns: str) -> str:
         """The same as a share of the gain."""
         return f"{self.found.part(partition, patterns) / self.found.gain:.0%}"
+
+    def targets(self, partition: str, *patterns: str) -> str:
+        """Share of the arm's targets that are in these groups."""
+        grouping, _ = PARTITIONS[partition]
+        names = matching_groups(partition, patterns)
+        counts = grouping.collapse(self.found.arm.sums.num_targets.sum(axis=0))
+        by_name = dict(zip(grouping.names, counts, strict=True))
+        return f"{sum(by_name[name] for name in names) / counts.sum():.1%}"
 
 
 @dataclass(frozen=True)
@@ -140,6 +148,24 @@ class Page:
             raise ValueError(f"the page needs the file {name} beside its template")
         return json.loads(path.read_text())
 
+    def beside(self, name: str) -> Page:
+        """The same functions over another study: `beside("../small-english").bpb("b", 44, "dev")`.
+
+        Args:
+            name: that study's folder, from this template's; its records are in `evidence`.
+
+        Raises:
+            ValueError: if there are no records, or those of more than one chunk set.
+        """
+        folder = self.folder / name
+        runs = sorted(path for path in (folder / "evidence").glob("*") if path.is_dir())
+        if not runs:
+            raise ValueError(f"the page needs run folders in {name}/evidence")
+        studies = make_studies(read_sources(runs), self.study.bootstrap)
+        if len(studies) > 1:
+            raise ValueError(f"{name}/evidence must be of one chunk set; it is of {len(studies)}")
+        return Page(studies[0], folder)
+
     def _records(
         self, arm: str, seed: int, set_name: str, form: str, ablated: bool = False
     ) -> Records:
@@ -150,8 +176,8 @@ class Page:
         return found
 
 
-def write_page(study: Study, template: Path) -> Path:
-    """Fill a template and write it beside itself, without the suffix `.jinja`.
+def render_page(study: Study, template: Path) -> str:
+    """Fill a template.
 
     Raises:
         ValueError: if the template is not one, or asks for a number without records.
@@ -159,16 +185,24 @@ def write_page(study: Study, template: Path) -> Path:
     if template.suffix != ".jinja" or not template.is_file():
         raise ValueError(f"--page must name a template that ends in .jinja; got {template}")
     page = Page(study, template.parent)
-    names = ("bpb", "pair", "result", "training_bpb", "read")
+    names = ("bpb", "pair", "result", "training_bpb", "read", "beside")
     functions = {name: getattr(page, name) for name in names}
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False
     )
     environment.filters["signed"] = signed
     try:
-        text = environment.from_string(template.read_text()).render(functions)
+        return environment.from_string(template.read_text()).render(functions)
     except (jinja2.TemplateError, TypeError) as error:
         raise ValueError(f"{template}: {error}") from None
+
+
+def write_page(study: Study, template: Path) -> Path:
+    """Fill a template and write it beside itself, without the suffix `.jinja`.
+
+    Raises:
+        ValueError: as `render_page`.
+    """
     out = template.with_suffix("")
-    out.write_text(text)
+    out.write_text(render_page(study, template))
     return out

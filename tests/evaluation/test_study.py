@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from evaluation.attention import BandMeans, Diagnosis
 from evaluation.attention_diagnostic import main as diagnose_main
-from evaluation.class_bpb.statistics import BAND_NAMES
+from evaluation.class_bpb.statistics import BAND_NAMES, BY_BAND
 from evaluation.contrasts import contrast, records_bits_per_byte
 from evaluation.identity import checkpoint_sha256
 from evaluation.mixture import main as mixture_main
@@ -506,6 +506,28 @@ def test_a_page_s_numbers_come_from_records(tmp_path: Path) -> None:
     )
 
 
+def test_a_page_may_stand_beside_another_study(tmp_path: Path) -> None:
+    mine = [arm("lg", 0.0), arm("lg_table", 0.05, baseline="lg")]
+    theirs = [improved(records, 0.01) for records in mine]
+    runs = [write_run(tmp_path / "mine" / r.header.arm, r) for r in mine]
+    for records in theirs:
+        write_run(tmp_path / "theirs" / "evidence" / records.header.arm, records)
+    template = tmp_path / "mine" / "README.md.jinja"
+    template.write_text(
+        '{% set other = beside("../theirs") %}{{ bpb("lg", 44, "dev_val") }} '
+        '{{ other.bpb("lg", 44, "dev_val") }} '
+        '{{ other.pair("lg_table", "lg", 44, "dev_val").targets("band", "order_*") }}'
+    )
+    build_report(runs, tmp_path / "out", 50, page=template)
+    counts = BY_BAND.collapse(mine[0].sums.num_targets.sum(axis=0))
+    share = sum(counts[list(BY_BAND.names).index(name)] for name in ("order_0", "order_1"))
+    share = share / counts.sum()
+    assert 0 < share < 1
+    assert template.with_suffix("").read_text() == (
+        f"{records_bits_per_byte(mine[0]):.4f} {records_bits_per_byte(theirs[0]):.4f} {share:.1%}"
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -517,6 +539,7 @@ def test_a_page_s_numbers_come_from_records(tmp_path: Path) -> None:
         ('{{ training_bpb("lg", 44, 15, 24) }}', "of lg, seed 44; it has 5 of them"),
         ('{{ pair("lg", "lg_table", 44, "dev_val").violations }}', "lg has no table"),
         ('{{ read("moon.json") }}', "needs the file moon.json beside its template"),
+        ('{{ beside("moon") }}', "needs run folders in moon/evidence"),
         ("{{ gains }}", "'gains' is undefined"),
         (
             '{{ pair("lg_table", "lg", 44, "dev_val").part("band", "moon") }}',
