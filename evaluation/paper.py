@@ -46,6 +46,35 @@ def paper_arm(arm: str) -> str:
     return arm
 
 
+@cache
+def _bits_per_byte() -> dict[tuple[str, int, str], float]:
+    """Tables 1 and 7: (arm, seed, set) -> bits per byte in the training format."""
+    found = {
+        (row["arm"], seed, name): values[i]
+        for row in paper_rows(1)
+        for name, values in row["bits_per_byte"].items()
+        for i, seed in enumerate(row["seeds"])
+    }
+    for row in paper_rows(7):
+        for arm, key in (
+            (row["baseline"], "baseline_bits_per_byte"),
+            (row["arm"], "bits_per_byte"),
+        ):
+            found |= {(arm, 44, name): value for name, value in row[key].items()}
+    return found
+
+
+def paper_gain(arm: str, baseline: str, seed: int, set_name: str) -> float | None:
+    """The paper's `baseline` minus its `arm` in the training format, from Tables 1 and 7.
+
+    Also of pairs that its text compares and no table lists; None where it has not both.
+    """
+    values = [_bits_per_byte().get((name, seed, set_name)) for name in (baseline, arm)]
+    if values[0] is None or values[1] is None:
+        return None
+    return round(values[0] - values[1], 5)
+
+
 def by_seed(values: list[float] | None, seed: int) -> float | None:
     """The value of a seed in one of the file's lists: 44 is first, 45 second."""
     place = seed - 44

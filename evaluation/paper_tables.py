@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from evaluation.class_bpb.statistics import BY_MATCH, grouping_labels
-from evaluation.contrasts import PARTITIONS, Contrast
+from evaluation.contrasts import PARTITIONS, Contrast, records_bits_per_byte
 from evaluation.paper import SET_NAMES, beside, by_seed, paper_results, paper_rows
 from evaluation.records import Records
 from evaluation.study import Study
@@ -273,6 +273,21 @@ def table_6(study: Study) -> Table:
                 ),
             )
         )
+    published = paper_results()["table_6"]["bits_per_byte"]
+    for name, one in found.items():
+        cells = [
+            beside(
+                None if side is None else records_bits_per_byte(side),
+                published[arm][name],
+                5,
+                signed=False,
+            )
+            for arm, side in zip(("packed", "packed_table"), _sides(one), strict=True)
+        ]
+        paper = published["packed"][name] - published["packed_table"][name]
+        gain = beside(_gain(one), paper)
+        in_its_column = (gain, "") if name == "val" else ("", gain)
+        rows.append((f"all, bits per byte on {name}", "", *cells, *in_its_column))
     hashes = [
         MISSING if one is None else short_hash(one.arm, one.baseline) for one in found.values()
     ]

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from evaluation.class_bpb.statistics import BY_BAND, BY_MATCH, BY_TABLE_STATE
-from evaluation.paper import beside, by_seed, paper_results, paper_rows
+from evaluation.paper import beside, by_seed, paper_gain, paper_results, paper_rows
 from modeling_doctab import DocTabConfig
 from modeling_doctab.accounting import count_parameters, flops_per_token
 
@@ -114,6 +114,22 @@ def test_text_and_tables_agree() -> None:
         for seed in (44, 45) if arm != "about" else ():
             gain = BPB["b_table", seed, "confirmation"] - BPB[arm, seed, "confirmation"]
             assert by_seed(gains, seed) == pytest.approx(gain, abs=ROUNDING)
+            assert paper_gain(arm, "b_table", seed, "confirmation") == pytest.approx(gain)
+    for arm, baselines in text["width"].items():
+        for baseline, gains in baselines.items() if arm != "about" else ():
+            for name, gain in gains.items():
+                found = paper_gain(arm, baseline, 44, name)
+                assert found == pytest.approx(gain, abs=ROUNDING)
+
+
+def test_gains_of_pairs_that_no_table_lists() -> None:
+    # Section 4.2, on the development sets.
+    margins = {"dev_val": (0.0057, 0.0080), "dev_heldout": (0.0055, 0.0084)}
+    for name, gains in margins.items():
+        for seed, gain in zip((44, 45), gains, strict=True):
+            assert paper_gain("lg512", "b_table", seed, name) == pytest.approx(gain, abs=ROUNDING)
+    assert paper_gain("lg512_w768", "lg512_w768", 45, "dev_val") is None
+    assert paper_gain("own", "b", 44, "dev_val") is None
 
 
 def test_beside() -> None:

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from evaluation.attention import BandMeans, Diagnosis
 from evaluation.attention_diagnostic import main as diagnose_main
-from evaluation.class_bpb.statistics import BAND_NAMES, BY_BAND
+from evaluation.class_bpb.statistics import BAND_NAMES, BY_BAND, TABLE_CELL_NAMES
 from evaluation.contrasts import contrast, records_bits_per_byte
 from evaluation.identity import checkpoint_sha256
 from evaluation.mixture import main as mixture_main
@@ -165,7 +165,11 @@ def test_violations_fail_with_an_explanation(tmp_path: Path, capsys) -> None:
     hidden = np.array([name.startswith("copy_") and name.endswith("visible.no_match")
                        for name in _class_names()])  # fmt: skip
     count = int(mistaken.sums.num_targets.sum(0)[hidden].sum())
-    assert row["visible copies without a match"] == f"{count:,}"
+    assert row["visible copies without a match"] == f"{count} / 15357 / {count - 15357:+}"
+    gain = contrast(mistaken, base, 10).gain
+    assert row["gain"] == f"{gain:+.4f} / +0.0203 / {gain - 0.0203:+.4f}"
+    cells = read_table(tmp_path / "out", "text.reach.cells")
+    assert list(cells) == ["b s44, stride8-chunk", "b_table s44, stride8-chunk"]
     fine = tmp_path / "fine"
     write_run(fine, with_violations(arm("b_table"), 0))
     assert main([str(fine), "--out", str(tmp_path / "o"), "--num_resamples", "5", "--quiet"]) == 0
@@ -239,7 +243,7 @@ def test_sections_find_their_arms(tmp_path: Path) -> None:
     assert "b_table s44 < b s44" in (out / "text.formats.ranking.csv").read_text()
     versus = read_table(out, "text.width.versus")["w over b_table s44"]
     wider = contrast(improved(BASE, 0.3, arm="w"), arm("b_table"), 20).gain
-    assert versus["gain"] == f"{wider:+.4f}"
+    assert versus["gain: ours / paper / difference"] == f"{wider:+.4f} / — / —"
     profiled = next(iter(read_table(out, "text.width.classes").values()))
     assert [name.split()[0] for name in list(profiled)[1:]] == ["b_table", "w_table"]
     matched = read_table(out, "text.matched_flops")
@@ -256,6 +260,37 @@ def test_sections_find_their_arms(tmp_path: Path) -> None:
     assert visible["hidden copies"].startswith(f"{hidden:+.4f} / +0.0277")
     assert "Missing" not in text.split("### Attention to")[0].split("### Copies")[1]
     assert "Missing" not in text.split("### Both reach")[0].split("### Table dropout")[1]
+
+
+def test_layouts_of_other_rows_under_strides_and_at_other_costs(tmp_path: Path) -> None:
+    table, wide = arm("b_table"), arm("lg512", 0.2, row_length=32, has_table=False)
+    strided = [
+        replace(one, header=replace(one.header, format=form))
+        for one, form in ((table, "stride8-chunk"), (wide, "stride16-chunk"))
+    ]
+    costly = arm("lg1024", 0.3, row_length=32, has_table=False)
+    runs = [
+        write_run(tmp_path / "b", BASE, results={"flops_per_token": 2e6}),
+        write_run(tmp_path / "b_table", table, strided[0]),
+        write_run(tmp_path / "lg512", wide, strided[1]),
+        write_run(tmp_path / "lg1024", costly, results={"flops_per_token": 1.12e6}),
+        write_run(tmp_path / "d", arm("d", 0.4), results={"flops_per_token": 2e6}),
+    ]
+    build_report(runs, tmp_path / "out", num_resamples=20, show_violations=True)
+    with (tmp_path / "out" / "text.formats.layouts.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    gain = records_bits_per_byte(table) - records_bits_per_byte(wide)
+    assert {row["format"]: row["gain: ours / paper / difference"] for row in rows} == {
+        "training": f"{gain:+.4f} / +0.0057 / {gain - 0.00574:+.4f}",
+        "stride, chunk reach": f"{gain:+.4f} / +0.0029 / {gain - 0.0029:+.4f}",
+    }
+    matched = read_table(tmp_path / "out", "text.matched_flops")
+    assert list(matched) == ["lg512 over b_table s44", "lg1024 over b_table s44"]
+    assert matched["lg1024 over b_table s44"]["FLOPs ratio"] == "1.120"
+    cells = read_table(tmp_path / "out", "text.cells")["b_table s44"]
+    of_order_0 = slice(len(TABLE_CELL_NAMES))
+    nats, counts = (a[:, of_order_0].sum() for a in (table.sums.nats, table.sums.num_targets))
+    assert cells["order 0"] == f"{nats / counts:.3f}"
 
 
 def diagnosis(
