@@ -12,6 +12,7 @@ import argparse
 import datetime
 import importlib.util
 import json
+import math
 import re
 import sys
 import time
@@ -117,11 +118,25 @@ def check(
         if only is not None and section.name not in only:
             continue
         report["sections"].append(_run_section(section, context, budget, left))
-        path.write_text(json.dumps(report, indent=1, allow_nan=False, default=str) + "\n")
+        _write(report, path)
         print(_line(report["sections"][-1]), flush=True)
     report["seconds"] = time.perf_counter() - began
-    path.write_text(json.dumps(report, indent=1, allow_nan=False, default=str) + "\n")
+    _write(report, path)
     return report, path
+
+
+def _write(report: dict[str, Any], path: Path) -> None:
+    """As JSON; a figure that is not a number, which a broken kernel gives, is written as null."""
+    text = json.dumps(_finite(report), indent=1, allow_nan=False, default=str)
+    path.write_text(text + "\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _run_section(section: Section, context: Context, budget: float, left: float) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def attention_agrees(context: Context, implementation: str) -> dict[str, Any]:
     config = _small(context, num_hidden_layers=3)
     model = context.model(config)
     half = implementation.startswith("flash") or (
-        implementation == "doctab_windowed" and context.device.type == "cuda"
+        implementation in ("doctab_windowed", "flex_attention") and context.device.type == "cuda"
     )
     ids = context.rows(config, config.max_position_embeddings)
     outputs = {}
@@ -93,14 +93,14 @@ def attention_agrees(context: Context, implementation: str) -> dict[str, Any]:
             raise Skip(str(error).splitlines()[0][:160]) from error
         model.zero_grad()
         model.eval()
-        with torch.autocast(context.device.type, torch.bfloat16, enabled=half):
+        with torch.autocast(context.device.type, torch.bfloat16, enabled=half and name != "eager"):
             logits = model(ids, use_cache=False).logits
         logits.float().square().mean().backward()
         gradient = model.model.layers[0].self_attn.k_proj.weight.grad
         outputs[name] = (logits.detach(), gradient.clone())
     logits_error = _relative(outputs[implementation][0], outputs["eager"][0])
     gradient_error = _relative(outputs[implementation][1], outputs["eager"][1])
-    bound = 3e-2 if half else 1e-4
+    bound = 5e-2 if half else 1e-4
     return _result(max(logits_error, gradient_error), bound, half_precision=half)
 
 
@@ -179,6 +179,8 @@ def resume_is_bit_equal(context: Context) -> dict[str, Any]:
 
     def fresh() -> tuple[DocTabForCausalLM, RecipeOptimizer]:
         model = context.model(config).train()
+        # The backward pass of flash attention adds up in any order.
+        model.set_attn_implementation("eager")
         return model, RecipeOptimizer(model, OptimizerConfig(), 4)
 
     def train(model: DocTabForCausalLM, optimizer: RecipeOptimizer, updates: range) -> None:

@@ -19,6 +19,7 @@ from modeling_doctab import DocTabConfig, DocTabForCausalLM
 from training.batches import BatchLoader, BatchPlan, RowMaker
 from training.config import OptimizerConfig
 from training.optim import RecipeOptimizer
+from training.setup import recompute_blocks
 
 ARMS = ("b", "b_table", "lg512", "lg512_table")
 POINTS = 8  # of the curve
@@ -30,14 +31,19 @@ def run(context: Context) -> dict[str, Any]:
     changes = {} if context.miniature else {"vocab_size": len(token_bytes), "bos_token_id": bos}
     plan = BatchPlan(2, 2) if context.miniature else BatchPlan(64, 16)
     num_updates = 2 if context.miniature else None
+    data = (chunks, heldout, token_bytes)
     for arm in ARMS:
         share = context.time_left() / (len(ARMS) - ARMS.index(arm))
         if share < 5 and not context.miniature and num_updates is None:
             raise Skip("no time left for a run")
         config = context.config(arm, **changes)
-        result, num_updates, nats = _train_and_score(
-            context, config, plan, chunks, heldout, token_bytes, num_updates, share
-        )
+        if num_updates is None:
+            # The first arm sets the length for all: what fits into its share of the time.
+            little = (chunks, heldout[:1], token_bytes)
+            each, _ = _train_and_score(context, config, plan, little, 4)
+            longest = min(953, len(chunks) // plan.chunks_per_update)
+            num_updates = max(20, min(longest, int(0.7 * share / each["seconds_per_update"])))
+        result, nats = _train_and_score(context, config, plan, data, num_updates)
         context.results[arm] = result
         np.savez_compressed(context.out / f"nats_{arm}.npz", nats=nats.astype(np.float32))
     bpb = {arm: context.results[arm]["bits_per_byte"] for arm in ARMS}
@@ -65,43 +71,33 @@ def _train_and_score(
     context: Context,
     config: DocTabConfig,
     plan: BatchPlan,
-    chunks: np.ndarray,
-    heldout: np.ndarray,
-    token_bytes: np.ndarray,
-    num_updates: int | None,
-    seconds: float,
-) -> tuple[dict[str, Any], int, np.ndarray]:
+    data: tuple[np.ndarray, np.ndarray, np.ndarray],
+    num_updates: int,
+) -> tuple[dict[str, Any], np.ndarray]:
+    """One run: what it measured, and the nats of every held-out target."""
+    chunks, heldout, token_bytes = data
+    torch._dynamo.reset()  # the arms share their code, and a function has few graphs
     torch.manual_seed(44)
     model = DocTabForCausalLM(config).to(context.device).train()
+    recompute_blocks(model)
     if context.device.type == "cuda":
         context.compile_blocks(model.model.layers)
     table = TableOptions(config.table_orders) if config.document_table else None
     make = RowMaker(chunks, config.max_position_embeddings, config.bos_token_id, table)
     num_bytes = torch.from_numpy(token_bytes).to(context.device)
-    start = time.perf_counter()
-    limit = num_updates or min(953, len(chunks) // plan.chunks_per_update)
-    optimizer = RecipeOptimizer(model, OptimizerConfig(), limit)
+    optimizer = RecipeOptimizer(model, OptimizerConfig(), num_updates)
     curve = []
-    loader = iter(BatchLoader(make, plan, 0, 0, limit, 4, context.device))
-    for update in range(limit):
+    loader = iter(BatchLoader(make, plan, 0, 0, num_updates, 4, context.device))
+    start = compiled = time.perf_counter()
+    for update in range(num_updates):
         loss = _update(context, model, optimizer, loader, plan, update)
-        if update == 3 and num_updates is None:
-            # The first arm sets the length for all: what fits into its share of the time.
-            each = (time.perf_counter() - start) / 4
-            limit_by_time = int(0.7 * seconds / max(each, 1e-3))
-            if limit_by_time < limit:
-                return _train_and_score(
-                    context,
-                    config,
-                    plan,
-                    chunks,
-                    heldout,
-                    token_bytes,
-                    max(20, limit_by_time),
-                    seconds,
-                )
-        if update % max(1, limit // POINTS) == 0 or update == limit - 1:
+        if update % max(1, num_updates // POINTS) == 0 or update == num_updates - 1:
             curve.append({"update": update, "training_loss": float(loss)})
+        if update == 0:
+            context.synchronize()
+            compiled = time.perf_counter()
+    context.synchronize()
+    trained = time.perf_counter()
     nats = _score(context, model, config, heldout)
     targets = torch.from_numpy(heldout.astype(np.int64)).to(context.device)
     total_bytes = int(num_bytes[targets].sum())
@@ -110,8 +106,9 @@ def _train_and_score(
         "bits_per_byte": float(nats.sum()) / (math.log(2) * total_bytes),
         "num_targets": int(nats.size),
         "seconds": time.perf_counter() - start,
+        "seconds_per_update": (trained - compiled) / max(1, num_updates - 1),
     }
-    return result, limit, nats
+    return result, nats
 
 
 def _update(context, model, optimizer, loader, plan, update) -> torch.Tensor:  # type: ignore[no-untyped-def]

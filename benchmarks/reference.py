@@ -31,20 +31,23 @@ class PlainBlock(nn.Module):
         """[B, T, D] to [B, T, D]."""
         a, eps = self.layer.self_attn, self.layer.eps
         batch, length, _ = x.shape
-        h = F.rms_norm(x, x.shape[-1:], eps=eps)
+        h = rms_norm(x, eps)
         q, k, v = (p(h).view(batch, length, -1, a.head_dim) for p in (a.q_proj, a.k_proj, a.v_proj))
         if a.has_value_embedding:
             gate = 2 * torch.sigmoid(a.value_gate(h[..., : a.config.value_gate_channels]))
             v = v + gate[..., None] * a.value_embedding(ids).view_as(v)
-        q, k = (
-            F.rms_norm(_rotate(y.transpose(1, 2), cos, sin), (a.head_dim,), eps=eps) for y in (q, k)
-        )
+        q, k = (rms_norm(_rotate(y.transpose(1, 2), cos, sin), eps) for y in (q, k))
         y = F.scaled_dot_product_attention(
             q, k, v.transpose(1, 2).to(q.dtype), attn_mask=self.mask, is_causal=self.mask is None
         )
         x = x + a.o_proj(y.transpose(1, 2).reshape(batch, length, -1))
         m = self.layer.mlp
-        return x + m.down_proj(F.relu(m.up_proj(F.rms_norm(x, x.shape[-1:], eps=eps))).square())
+        return x + m.down_proj(F.relu(m.up_proj(rms_norm(x, eps))).square())
+
+
+def rms_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """Over the last dimension, in the dtype of x: autocast on a GPU would make it float32."""
+    return F.rms_norm(x, x.shape[-1:], eps=eps).to(x.dtype)
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -100,7 +103,7 @@ class PlainUpdate:
         x = m.embed_tokens(ids).to(m._compute_dtype(ids.device))
         if table is not None:
             x = x + m.document_table(table, x.dtype)
-        x = F.rms_norm(x, x.shape[-1:], eps=m.config.rms_norm_eps)
+        x = rms_norm(x, m.config.rms_norm_eps)
         cos, sin = m.rotary_emb(x, self.positions)
         x0 = x
         for i, block in enumerate(self.blocks):
@@ -109,7 +112,7 @@ class PlainUpdate:
                 x = checkpoint(block, x, ids, cos, sin, use_reentrant=False)
             else:
                 x = block(x, ids, cos, sin)
-        x = F.rms_norm(x, x.shape[-1:], eps=m.config.rms_norm_eps)
+        x = rms_norm(x, m.config.rms_norm_eps)
         cap = m.config.final_logit_softcapping
         logits = cap * torch.tanh(self.model.lm_head(x).float() / cap)
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())

@@ -128,7 +128,9 @@ def _try_flash(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
         reason = f"torch {torch.__version__} has none with windows"
     else:
         try:
-            with torch.enable_grad(), torch.autocast(device.type, enabled=False):
+            # The first call may be inside a recomputed block, whose hooks must not see the probe.
+            plain = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
+            with torch.enable_grad(), torch.autocast(device.type, enabled=False), plain:
                 shape = (1, 1, 64, head_dim)
                 x = torch.ones(shape, dtype=dtype, device=device, requires_grad=True)
                 flash_attention(x, x, x, 8).sum().backward()
@@ -206,9 +208,9 @@ def flex_kernel_options(query: torch.Tensor) -> dict[str, int] | None:
     """Tiles with which flex attention's backward pass fits the device, or None for its own choice.
 
     Its default tiles for heads of 128 need 131 KB of shared memory in the backward pass; an
-    RTX 4090 has 101 KB a block.
+    RTX 4090 has 101 KB a block. In float32 these tiles would not fit either.
     """
-    if not query.is_cuda or query.shape[-1] < 128:
+    if not query.is_cuda or query.shape[-1] < 128 or query.dtype == torch.float32:
         return None
     properties = torch.cuda.get_device_properties(query.device)
     if getattr(properties, "shared_memory_per_block_optin", 1 << 20) >= 131_072:

@@ -31,6 +31,16 @@ class DocTabRotaryEmbedding(nn.Module):
         self.register_buffer("inv_freq", inv_freq, persistent=False)
         self.register_buffer("original_inv_freq", inv_freq.clone(), persistent=False)
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Move with the model but stay in float32: bfloat16 has no angles for position 8,000."""
+        exact = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
+        super()._apply(fn, recurse)
+        for name, buffer in exact.items():
+            moved = self._buffers[name]
+            if moved is not None and moved.dtype != buffer.dtype:
+                self._buffers[name] = buffer.to(moved.device)
+        return self
+
     def compute_frequencies(self) -> tuple[torch.Tensor, float]:
         """Inverse frequencies [C/2] and the scale of cos and sin, by the config's `rope_type`."""
         if self.rope_type == "default":

@@ -118,6 +118,12 @@ def make_accelerator(recipe: Recipe) -> Accelerator:
         keep_freed_memory()
     else:
         torch.set_float32_matmul_precision("high")
+    if not on_gpu and Path("/dev/nvidia0").exists():
+        warnings.warn(
+            f"this machine has an NVIDIA device, but torch {torch.__version__} cannot use it and "
+            "trains on the CPU: install a build of torch with CUDA that the driver supports",
+            stacklevel=2,
+        )
     return accelerator
 
 
@@ -149,11 +155,21 @@ def keep_freed_memory() -> None:
 
 
 def batch_plan(recipe: Recipe, world_size: int) -> BatchPlan:
-    """The recipe's batches, in chunks."""
+    """The recipe's batches, in chunks; smaller micro-batches where each process has less to do.
+
+    Raises:
+        ValueError: if the processes cannot share an update's chunks evenly.
+    """
     t, chunk_length = recipe.training, recipe.data.chunk_length
-    return BatchPlan(
-        t.tokens_per_update // chunk_length, t.tokens_per_micro_batch // chunk_length, world_size
-    )
+    per_update = t.tokens_per_update // chunk_length
+    if per_update % world_size:
+        raise ValueError(
+            f"the number of processes must divide the {per_update} chunks of an update; got "
+            f"{world_size}. Launch as many as a divisor of {per_update}."
+        )
+    share, most = per_update // world_size, t.tokens_per_micro_batch // chunk_length
+    per_micro_batch = next(size for size in range(min(share, most), 0, -1) if share % size == 0)
+    return BatchPlan(per_update, per_micro_batch, world_size)
 
 
 def table_options(

@@ -215,14 +215,46 @@ def test_no_flash_attention_is_said_once(monkeypatch):
         assert compiled(torch.ones(2)).tolist() == [2, 2]
 
 
+def test_the_probe_of_flash_attention_leaves_a_recomputed_block_alone(monkeypatch):
+    """The first forward pass may be inside a checkpoint, which counts the tensors it saves."""
+
+    def kernel(query, key, value, *args, scale=None, window_size=(-1, -1)):
+        rows = (x.transpose(0, 1)[None] for x in (query, key, value))
+        output = torch.nn.functional.scaled_dot_product_attention(*rows, is_causal=True)
+        return output[0].transpose(0, 1)
+
+    monkeypatch.setattr(attention_doctab, "_FLASH_WORKS", {})
+    monkeypatch.setattr(attention_doctab, "varlen_attn", kernel)
+
+    def block(x):
+        assert attention_doctab._flash_works(x.device, torch.bfloat16, 64)
+        return (x * x).exp()
+
+    x = torch.ones(3, requires_grad=True)
+    torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False).sum().backward()
+    torch.testing.assert_close(x.grad, torch.full((3,), 2 * torch.e))
+
+
+def test_rotary_frequencies_stay_exact_in_half_precision(tiny_config):
+    model = DocTabForCausalLM(tiny_config())
+    exact = model.model.rotary_emb.inv_freq.clone()
+    model = model.to(torch.bfloat16)
+    assert model.lm_head.weight.dtype == torch.bfloat16
+    for name in ("inv_freq", "original_inv_freq"):
+        torch.testing.assert_close(getattr(model.model.rotary_emb, name), exact, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(("shared", "small"), [(101_376, True), (232_448, False)])
 def test_flex_tiles_follow_the_devices_shared_memory(monkeypatch, shared, small):
     properties = types.SimpleNamespace(shared_memory_per_block_optin=shared)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    query = types.SimpleNamespace(is_cuda=True, shape=(1, 4, 64, 128), device="cuda:0")
+    fields = {"shape": (1, 4, 64, 128), "device": "cuda:0", "dtype": torch.bfloat16}
+    query = types.SimpleNamespace(is_cuda=True, **fields)
     options = attention_doctab.flex_kernel_options(query)
     assert (options is not None) == small
-    query.shape = (1, 4, 64, 64)
+    query.dtype = torch.float32
+    assert attention_doctab.flex_kernel_options(query) is None
+    query.dtype, query.shape = torch.bfloat16, (1, 4, 64, 64)
     assert attention_doctab.flex_kernel_options(query) is None
     assert attention_doctab.flex_kernel_options(torch.zeros(1, 4, 64, 128)) is None
 

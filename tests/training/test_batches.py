@@ -1,5 +1,7 @@
 """Batches are a pure function of (update, micro-batch, rank, world size)."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,10 @@ from data_scripts.chunk_set import ChunkSet
 from data_scripts.rows import TableOptions
 from modeling_doctab import naive
 from training.batches import BatchLoader, BatchPlan, RowMaker, target_sha256
+from training.config import load_recipe
+from training.setup import batch_plan
+
+RECIPES = Path(__file__).parents[2] / "training" / "recipes" / "paper"
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
@@ -27,6 +33,18 @@ def test_same_global_batches_for_any_world_and_micro_batch(world, micro):
 def test_a_batch_that_does_not_divide_is_refused():
     with pytest.raises(ValueError, match="8 chunks does not divide .* 2 chunks on 3 processes"):
         BatchPlan(8, 2, 3)
+
+
+@pytest.mark.parametrize(("world", "micro"), [(1, 16), (2, 16), (4, 16), (8, 8), (64, 1)])
+def test_more_processes_take_smaller_micro_batches(world, micro):
+    plan = batch_plan(load_recipe(RECIPES / "b.yaml"), world)
+    assert (plan.chunks_per_update, plan.chunks_per_micro_batch) == (64, micro)
+    assert plan.micro_batches * micro * world == 64
+
+
+def test_processes_that_cannot_share_an_update_are_refused():
+    with pytest.raises(ValueError, match="must divide the 64 chunks of an update; got 3"):
+        batch_plan(load_recipe(RECIPES / "b.yaml"), 3)
 
 
 def make_rows(chunk_set, row_length, table=True):
