@@ -34,6 +34,7 @@ from training.study_plan import Group, StudyPlan, read_study
 
 STEPS = ("data", "runs", "scores", "registration", "confirmation")
 _STOPPED = 75
+_STRIDES = ("--format", "stride", "--reach")
 
 
 @dataclass(frozen=True)
@@ -207,6 +208,7 @@ class Study:
                 self._score(arms, detail.packed[0], [detail.packed[1]])
             if group.detailed:
                 self._look_closely(closer, group.data)
+            self._stride([a for a in arms if a.recipe.name in detail.strides], group)
         self._mix(with_confirmation=False)
 
     def _look_closely(self, arms: Sequence[Arm], data: str) -> None:
@@ -214,16 +216,20 @@ class Study:
         detail = self.plan.detail
         tables = [arm for arm in arms if arm.recipe.model.get("document_table", True)]
         looked_at = [arm for arm in arms if arm.recipe.name in detail.attention]
-        window = ("--format", "stride", "--reach", "window")
-        for how in (window, (*window[:-1], "chunk")):
-            self._score(arms, data, [detail.set_name], *how)
+        for reach in ("window", "chunk"):
+            self._score(arms, data, [detail.set_name], *_STRIDES, reach)
         self._score(tables, data, [detail.set_name], "--ablate_table")
         # The paper's ablation is of A + table under strides.
         both = [arm for arm in tables if arm in looked_at]
-        self._score(both, data, [detail.set_name], *window, "--ablate_table")
+        self._score(both, data, [detail.set_name], *_STRIDES, "window", "--ablate_table")
         if looked_at:
             chosen = ("--chunk_set", self.out / data, "--set", detail.set_name)
             run("-m", "evaluation.attention_diagnostic", *self.runs(looked_at), *chosen)
+
+    def _stride(self, arms: Sequence[Arm], group: Group) -> None:
+        """Strides with both reaches on all sets of the group: what is there is reused."""
+        for reach in ("window", "chunk"):
+            self._score(arms, group.data, group.sets, *_STRIDES, reach)
 
     def _score(self, arms: Sequence[Arm], data: str, sets: Sequence[str], *how: str) -> None:
         if arms:

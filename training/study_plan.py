@@ -38,6 +38,8 @@ class Detail:
     """Arms without a table that get the output mixture."""
     attention: tuple[str, ...] = ()
     """Arms whose attention to copy sources is measured."""
+    strides: tuple[str, ...] = ()
+    """Arms scored under strides on all sets of their group and with every seed (Section 4.6)."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class StudyPlan:
     download_gigabytes: float = 0.0
     """What the data commands fetch from the Hub, about."""
     data_gigabytes: float = 0.1
-    """Disk that the chunk sets need, about."""
+    """Disk that the chunk sets and the scores need, about."""
 
 
 def read_study(path: Path) -> StudyPlan:
