@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.gpu_context import Context, Skip
 from benchmarks.reference import PlainUpdate
-from modeling_doctab import DocTabForCausalLM, lookup_document_table
+from modeling_doctab import DocTabForCausalLM, lookup_document_table, loss_doctab
 from modeling_doctab.accounting import flops_per_token
 from modeling_doctab.attention_doctab import windowed_attention_forward
 from modeling_doctab.document_table import DocumentTable
@@ -32,6 +32,7 @@ UPDATES = (
     ("d", "d", True, False),
 )
 MICRO_BATCHES = 4
+LOSS_CHUNKS = (21, 22, 23, 24, 25)  # logits held at once; 2^23 is the default
 
 
 def updates(context: Context) -> dict[str, Any]:
@@ -107,7 +108,8 @@ def _measure_update(context: Context, arm: str, recompute: bool, plain: bool) ->
     if context.device.type == "cuda":
         result["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
     if not plain:
-        result["split_seconds"] = _split(context, model, ids, targets, table, optimizer_step)
+        parts = (ids, targets, table, optimizer_step, arm == "b" and recompute)
+        result["split_seconds"] = _split(context, model, *parts)
     return result
 
 
@@ -178,10 +180,12 @@ def _split(
     targets: torch.Tensor,
     table: DocumentTable | None,
     optimizer_step: Callable[[], None],
+    loss_chunks: bool,
 ) -> dict[str, float]:
     """Seconds of an update's parts, each run alone at the update's shapes, forward and backward.
 
-    With recomputation a block's forward runs twice in the update and once here.
+    With recomputation a block's forward runs twice in the update and once here. `loss_chunks` asks
+    for the loss in chunks of several sizes too, which are the same for every arm.
     """
     config = model.config
     dtype = torch.float32 if context.miniature else torch.bfloat16
@@ -221,6 +225,14 @@ def _split(
         "attention": MICRO_BATCHES * context.seconds(attention, 3),
         "mlp": MICRO_BATCHES * context.seconds(mlp, 3),
     }
+    if loss_chunks:
+        chosen = loss_doctab.MAX_LOGITS
+        try:
+            for power in LOSS_CHUNKS:
+                loss_doctab.MAX_LOGITS = 1 << power
+                parts[f"loss, chunks of 2^{power}"] = MICRO_BATCHES * context.seconds(loss, 3)
+        finally:
+            loss_doctab.MAX_LOGITS = chosen
     if table is not None:
         embedding = model.model.document_table
 
