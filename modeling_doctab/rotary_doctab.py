@@ -12,7 +12,7 @@ from .configuration_doctab import DocTabConfig
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotary embedding with the recipe's sign. x [B,H,T,C], cos and sin [B,1,T,C/2]."""
     x1, x2 = x.chunk(2, dim=-1)
-    return torch.cat((x1 * cos + x2 * sin, x2 * cos - x1 * sin), dim=-1)
+    return torch.cat((x1 * cos + x2 * sin, x2 * cos - x1 * sin), dim=-1).to(x.dtype)
 
 
 class DocTabRotaryEmbedding(nn.Module):
@@ -61,8 +61,11 @@ class DocTabRotaryEmbedding(nn.Module):
     def forward(
         self, x: torch.Tensor, position_ids: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Angles at `position_ids` [B, T], in the dtype of x."""
+        """Angles at `position_ids` [B, T], in the config's `rotary_dtype` whatever that of x.
+
+        A model trained in bfloat16 and scored in float32 sees the same angles.
+        """
         with torch.autocast(x.device.type, enabled=False):
             angles = position_ids[:, None, :, None].float() * self.inv_freq.float()
             cos, sin = angles.cos() * self.attention_scaling, angles.sin() * self.attention_scaling
-        return cos.to(self.rounding).to(x.dtype), sin.to(self.rounding).to(x.dtype)
+        return cos.to(self.rounding), sin.to(self.rounding)

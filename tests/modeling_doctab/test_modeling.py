@@ -244,6 +244,17 @@ def test_rotary_frequencies_stay_exact_in_half_precision(tiny_config):
         torch.testing.assert_close(getattr(model.model.rotary_emb, name), exact, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("rounding", ["float32", "bfloat16"])
+def test_angles_do_not_depend_on_the_precision_of_training(tiny_config, rounding):
+    rotary = DocTabForCausalLM(tiny_config(rotary_dtype=rounding)).model.rotary_emb
+    positions = torch.arange(8000, 8010)[None]
+    in_training = rotary(torch.zeros(1, dtype=torch.bfloat16), positions)
+    scored = rotary(torch.zeros(1), positions)
+    for mine, theirs in zip(in_training, scored, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+        assert mine.dtype == getattr(torch, rounding)
+
+
 @pytest.mark.parametrize(("shared", "small"), [(101_376, True), (232_448, False)])
 def test_flex_tiles_follow_the_devices_shared_memory(monkeypatch, shared, small):
     properties = types.SimpleNamespace(shared_memory_per_block_optin=shared)
