@@ -98,6 +98,20 @@ class Page:
         """Bits per byte."""
         return f"{records_bits_per_byte(self._records(arm, seed, set_name, form, ablated)):.4f}"
 
+    def nats(self, arm: str, seed: int, set_name: str, partition: str, *patterns: str) -> str:
+        """Mean nats of the targets in the groups that match, in the training format.
+
+        Raises:
+            ValueError: if the records or the groups are missing, or no target is in them.
+        """
+        sums = self._records(arm, seed, set_name, "training").sums
+        grouping, _ = PARTITIONS[partition]
+        chosen = [grouping.names.index(name) for name in matching_groups(partition, patterns)]
+        targets = grouping.collapse(sums.num_targets.sum(axis=0))[chosen].sum()
+        if not targets:
+            raise ValueError(f"{arm}, seed {seed}, has no targets in {', '.join(patterns)}")
+        return f"{grouping.collapse(sums.nats.sum(axis=0))[chosen].sum() / targets:.2f}"
+
     def pair(
         self,
         arm: str,
@@ -185,7 +199,7 @@ def render_page(study: Study, template: Path) -> str:
     if template.suffix != ".jinja" or not template.is_file():
         raise ValueError(f"--page must name a template that ends in .jinja; got {template}")
     page = Page(study, template.parent)
-    names = ("bpb", "pair", "result", "training_bpb", "read", "beside")
+    names = ("bpb", "nats", "pair", "result", "training_bpb", "read", "beside")
     functions = {name: getattr(page, name) for name in names}
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False

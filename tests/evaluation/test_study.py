@@ -551,15 +551,18 @@ def test_a_page_may_stand_beside_another_study(tmp_path: Path) -> None:
     template.write_text(
         '{% set other = beside("../theirs") %}{{ bpb("lg", 44, "dev_val") }} '
         '{{ other.bpb("lg", 44, "dev_val") }} '
-        '{{ other.pair("lg_table", "lg", 44, "dev_val").targets("band", "order_*") }}'
+        '{{ other.pair("lg_table", "lg", 44, "dev_val").targets("band", "order_*") }} '
+        '{{ other.nats("lg", 44, "dev_val", "band", "order_*") }}'
     )
     build_report(runs, tmp_path / "out", 50, page=template)
     counts = BY_BAND.collapse(mine[0].sums.num_targets.sum(axis=0))
     share = sum(counts[list(BY_BAND.names).index(name)] for name in ("order_0", "order_1"))
+    nats = BY_BAND.collapse(theirs[0].sums.nats.sum(axis=0))[:2].sum() / share
     share = share / counts.sum()
     assert 0 < share < 1
     assert template.with_suffix("").read_text() == (
-        f"{records_bits_per_byte(mine[0]):.4f} {records_bits_per_byte(theirs[0]):.4f} {share:.1%}"
+        f"{records_bits_per_byte(mine[0]):.4f} {records_bits_per_byte(theirs[0]):.4f} {share:.1%} "
+        f"{nats:.2f}"
     )
 
 
@@ -574,6 +577,7 @@ def test_a_page_may_stand_beside_another_study(tmp_path: Path) -> None:
         ('{{ training_bpb("lg", 44, 15, 24) }}', "of lg, seed 44; it has 5 of them"),
         ('{{ pair("lg", "lg_table", 44, "dev_val").violations }}', "lg has no table"),
         ('{{ read("moon.json") }}', "needs the file moon.json beside its template"),
+        ('{{ nats("lg", 44, "dev_val", "band", "moon") }}', "band has no group moon"),
         ('{{ beside("moon") }}', "needs run folders in moon/evidence"),
         ("{{ gains }}", "'gains' is undefined"),
         (
