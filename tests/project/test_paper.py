@@ -69,6 +69,15 @@ SIZES = {
 }
 
 
+# Tables behind the numbers of the paper's text.
+TEXT = (
+    *("matched_flops", "visibility", "cells", "reach", "reach.cells", "formats.gain"),
+    *("formats.layouts", "formats.ranking", "width.versus", "concentration", "overlaps"),
+    *("attention.dev_val", "learned_gains", "temperature.gain", "dropout.gain", "other_fields"),
+    *("mixture", "step_times"),
+)
+
+
 def shrink(value, key=None):
     if isinstance(value, dict):
         return {k: shrink(v, k) for k, v in value.items()}
@@ -87,6 +96,10 @@ def write_miniature(folder: Path) -> Path:
         path = folder / f"{name}.json"
         path.write_text(json.dumps(shards))
         plan["data"][name] = [f"{command} --manifest {path}" for command in plan["data"][name]]
+    draft = (ROOT / plan["registration"]).read_text()
+    path = folder / "registration.yaml"
+    path.write_text(draft.replace("stride4096-", f"stride{LENGTHS[8192] // 2}-"))
+    plan["registration"] = str(path)
     path = folder / "miniature.yaml"
     path.write_text(yaml.safe_dump(plan))
     return path
@@ -106,6 +119,8 @@ def test_the_whole_paper_in_miniature(hub, tmp_path):  # noqa: F811
     for i in range(10):
         words = [5 + 60 * (j % 4) for j in range(9)]
         texts = [make_text(100 * i + j, count) for j, count in enumerate(words)]
+        if i == 8:  # one development document begins like a training document
+            texts.append(make_text(203, words[3]) + " and more")
         shards[NAMES.format(i)] = write_shard(tmp_path / "shard.parquet", texts).read_bytes()
     hub.add_repo(REPO, shards)
     study, out = write_miniature(tmp_path), tmp_path / "paper"
@@ -122,12 +137,15 @@ def test_the_whole_paper_in_miniature(hub, tmp_path):  # noqa: F811
     report = (out / "report" / "report.md").read_text()
 
     # No row and no figure is missing: wherever the paper has a number, ours stands beside it.
-    for number in range(1, 8):
-        (header, *rows) = csv.reader((out / "report" / f"table_{number}.csv").open())
-        assert rows
+    files = [out / "report" / f"table_{number}.csv" for number in range(1, 8)]
+    files += sorted((out / "report").glob("text.*.csv"))
+    assert {f"text.{name}.csv" for name in TEXT} <= {file.name for file in files}
+    for file in files:
+        (header, *rows) = csv.reader(file.open())
+        assert rows, file.name
         for row in rows:
             for name, cell in zip(header, row, strict=True):
-                assert not re.match(r"— / [^—]", cell), (number, row[0], name, cell)
+                assert not re.match(r"— / [^—]", cell), (file.name, row[0], name, cell)
     for name in ("figure_1", "figure_2", "learning_curves"):
         assert (out / "report" / f"{name}.png").stat().st_size > 10_000
     assert not re.findall("^Missing.*", report, re.MULTILINE)
@@ -142,6 +160,8 @@ def test_the_whole_paper_in_miniature(hub, tmp_path):  # noqa: F811
     assert (events.count("registered"), events.count("scored")) == (1, 30)
     confirmed = json.loads((out / "confirmation.json").read_text())
     assert [c["name"] for c in confirmed["contrasts"]] == ["H1", "H2", "H3", "H4", "H5"]
+    assert [rule["name"] for rule in confirmed["rules"] if rule["value"] is None] == []
+    assert len(confirmed["rules"]) == 4
 
     for arm in ("b_table_s44", "lg512_table_s44"):
         card = (out / "evidence" / arm / "card.md").read_text()
