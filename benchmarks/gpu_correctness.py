@@ -82,7 +82,7 @@ def attention_agrees(context: Context, implementation: str) -> dict[str, Any]:
     config = _small(context, num_hidden_layers=3)
     model = context.model(config)
     half = implementation.startswith("flash") or (
-        implementation in ("doctab_windowed", "flex_attention") and context.device.type == "cuda"
+        implementation == "doctab_windowed" and context.device.type == "cuda"
     )
     ids = context.rows(config, config.max_position_embeddings)
     outputs = {}
@@ -100,7 +100,7 @@ def attention_agrees(context: Context, implementation: str) -> dict[str, Any]:
         outputs[name] = (logits.detach(), gradient.clone())
     logits_error = _relative(outputs[implementation][0], outputs["eager"][0])
     gradient_error = _relative(outputs[implementation][1], outputs["eager"][1])
-    bound = 5e-2 if half else 1e-4
+    bound = 3e-2 if half else 1e-4
     return _result(max(logits_error, gradient_error), bound, half_precision=half)
 
 
