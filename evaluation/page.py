@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -104,13 +105,12 @@ class Page:
         Raises:
             ValueError: if the records or the groups are missing, or no target is in them.
         """
-        sums = self._records(arm, seed, set_name, "training").sums
+        records = self._records(arm, seed, set_name, "training")
         grouping, _ = PARTITIONS[partition]
-        chosen = [grouping.names.index(name) for name in matching_groups(partition, patterns)]
-        targets = grouping.collapse(sums.num_targets.sum(axis=0))[chosen].sum()
-        if not targets:
+        found = records.mean_nats(grouping, matching_groups(partition, patterns))
+        if isnan(found):
             raise ValueError(f"{arm}, seed {seed}, has no targets in {', '.join(patterns)}")
-        return f"{grouping.collapse(sums.nats.sum(axis=0))[chosen].sum() / targets:.2f}"
+        return f"{found:.2f}"
 
     def pair(
         self,

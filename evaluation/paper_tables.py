@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from evaluation.class_bpb.statistics import BY_MATCH, grouping_labels
 from evaluation.contrasts import PARTITIONS, Contrast, records_bits_per_byte
 from evaluation.paper import SET_NAMES, beside, by_seed, paper_results, paper_rows
@@ -259,7 +257,7 @@ def table_6(study: Study) -> Table:
     rows = []
     for row in paper_rows(6):
         group = row["group"]
-        nats = [_mean_nats(None if first is None else one, group) for one in _sides(first)]
+        nats = [None if one is None else one.mean_nats(BY_MATCH, [group]) for one in _sides(first)]
         splits = {name: one and one.gain_by("match") for name, one in found.items()}
         rows.append(
             (
@@ -298,15 +296,6 @@ def table_6(study: Study) -> Table:
 
 def _sides(found: Contrast | None) -> tuple[Records | None, Records | None]:
     return (None, None) if found is None else (found.baseline, found.arm)
-
-
-def _mean_nats(records: Records | None, group: str) -> float | None:
-    if records is None:
-        return None
-    place = BY_MATCH.names.index(group)
-    counts = BY_MATCH.collapse(records.sums.num_targets.sum(axis=0))[place]
-    nats = BY_MATCH.collapse(records.sums.nats.sum(axis=0))[place]
-    return float(nats / counts) if counts else float(np.nan)
 
 
 def table_7(study: Study) -> Table:

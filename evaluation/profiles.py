@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isnan
 
-from evaluation.class_bpb.statistics import BY_BAND, BY_TARGET_CELL, grouping_labels
+from evaluation.class_bpb.statistics import (
+    BY_BAND,
+    BY_TARGET_CELL,
+    Grouping,
+    grouping_labels,
+)
 from evaluation.contrasts import Contrast
 from evaluation.paper_tables import short_hash
 from evaluation.records import Records
@@ -15,13 +21,7 @@ from evaluation.tables import MISSING, Table, signed
 def class_profile(name: str, title: str, records: Sequence[Records]) -> Table:
     """Mean nats per target class of several arms on one set, one column an arm."""
     labels = grouping_labels(BY_BAND, records[0].header.chunk_length)
-    columns = []
-    for one in records:
-        counts = BY_BAND.collapse(one.sums.num_targets.sum(axis=0))
-        nats = BY_BAND.collapse(one.sums.nats.sum(axis=0))
-        columns.append(
-            [f"{n / c:.3f}" if c else MISSING for n, c in zip(nats, counts, strict=True)]
-        )
+    columns = [_nats(one, BY_BAND) for one in records]
     rows = [(label, *cells) for label, *cells in zip(labels, *columns, strict=True)]
     rows.append(("records", *(short_hash(one) for one in records)))
     names = (f"{one.header.label} s{one.header.seed}" for one in records)
@@ -34,12 +34,16 @@ def cell_nats(name: str, title: str, records: Sequence[Records]) -> Table:
     rows = []
     for one in records:
         header = one.header
-        counts = BY_TARGET_CELL.collapse(one.sums.num_targets.sum(axis=0))
-        nats = BY_TARGET_CELL.collapse(one.sums.nats.sum(axis=0))
-        cells = [f"{n / c:.3f}" if c else MISSING for n, c in zip(nats, counts, strict=True)]
         form = "" if header.format == "training" else f", {header.format}"
-        rows.append((f"{header.label} s{header.seed}{form}", *cells, short_hash(one)))
+        rows.append(
+            (f"{header.label} s{header.seed}{form}", *_nats(one, BY_TARGET_CELL), short_hash(one))
+        )
     return Table(name, title, ("arm", *labels, "records"), tuple(rows))
+
+
+def _nats(records: Records, grouping: Grouping) -> list[str]:
+    values = (records.mean_nats(grouping, [name]) for name in grouping.names)
+    return [MISSING if isnan(value) else f"{value:.3f}" for value in values]
 
 
 def class_effects(name: str, title: str, contrasts: Sequence[Contrast]) -> Table:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from evaluation.class_bpb.statistics import CLASS_NAMES, NUM_CLASSES, ClassSums
+from evaluation.class_bpb.statistics import CLASS_NAMES, NUM_CLASSES, ClassSums, Grouping
 
 _METADATA_KEY = b"doctab_records"
 _REACH_KEY = b"doctab_reach"
@@ -160,6 +160,13 @@ class Records:
 
     def _arrays(self) -> dict[str, npt.NDArray[Any]]:
         return {**self.sums._asdict(), "reference_bytes": self.reference_bytes}
+
+    def mean_nats(self, grouping: Grouping, groups: Collection[str]) -> float:
+        """Mean loss, in nats, of the targets in some of a grouping's groups; NaN if none is."""
+        chosen = [grouping.names.index(name) for name in groups]
+        counts = grouping.collapse(self.sums.num_targets.sum(axis=0))[chosen].sum()
+        nats = grouping.collapse(self.sums.nats.sum(axis=0))[chosen].sum()
+        return float(nats / counts) if counts else float("nan")
 
     @cached_property
     def sha256(self) -> str:

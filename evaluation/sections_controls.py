@@ -12,7 +12,6 @@ from evaluation.class_bpb.statistics import BAND_NAMES, BY_BAND
 from evaluation.contrasts import Contrast, records_bits_per_byte
 from evaluation.paper import beside, paper_gain
 from evaluation.profiles import class_effects, class_profile
-from evaluation.records import Records
 from evaluation.section import Section, pair_hashes, pair_name, paper_text
 from evaluation.study import Study
 from evaluation.tables import MISSING, Table, signed, signed_interval, split_table
@@ -31,7 +30,10 @@ def ablation(study: Study) -> Section:
                 whole = study.records(arm, seed, name, form)
                 if found is None:
                     continue
-                before, after = (_near_copies_nats(one) for one in (found.baseline, found.arm))
+                before, after = (
+                    one.mean_nats(BY_BAND, [f"copy_{BAND_NAMES[0]}"])
+                    for one in (found.baseline, found.arm)
+                )
                 lines.append(
                     f"- {pair_name(found)} on {name}, {form} format: "
                     f"{records_bits_per_byte(found.arm):.5f} bpb, {abs(found.gain):.3f} "
@@ -55,14 +57,6 @@ def ablation(study: Study) -> Section:
     if not lines:
         return Section(title, "Missing: scores with --ablate_table.")
     return Section(title, "\n".join(lines), tuple(tables))
-
-
-def _near_copies_nats(records: Records) -> float:
-    """Mean nats of copies from at most a sixteenth of the chunk back."""
-    place = BY_BAND.names.index(f"copy_{BAND_NAMES[0]}")
-    counts = BY_BAND.collapse(records.sums.num_targets.sum(axis=0))[place]
-    nats = BY_BAND.collapse(records.sums.nats.sum(axis=0))[place]
-    return float(nats / counts) if counts else float(np.nan)
 
 
 def other_fields(study: Study) -> Section:

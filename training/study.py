@@ -208,7 +208,8 @@ class Study:
                 self._score(arms, detail.packed[0], [detail.packed[1]])
             if group.detailed:
                 self._look_closely(closer, group.data)
-            self._stride([a for a in arms if a.recipe.name in detail.strides], group)
+            strided = [arm for arm in arms if arm.recipe.name in detail.strides]
+            self._stride(strided, group.data, group.sets)
         self._mix(with_confirmation=False)
 
     def _look_closely(self, arms: Sequence[Arm], data: str) -> None:
@@ -216,8 +217,7 @@ class Study:
         detail = self.plan.detail
         tables = [arm for arm in arms if arm.recipe.model.get("document_table", True)]
         looked_at = [arm for arm in arms if arm.recipe.name in detail.attention]
-        for reach in ("window", "chunk"):
-            self._score(arms, data, [detail.set_name], *_STRIDES, reach)
+        self._stride(arms, data, [detail.set_name])
         self._score(tables, data, [detail.set_name], "--ablate_table")
         # The paper's ablation is of A + table under strides.
         both = [arm for arm in tables if arm in looked_at]
@@ -226,10 +226,10 @@ class Study:
             chosen = ("--chunk_set", self.out / data, "--set", detail.set_name)
             run("-m", "evaluation.attention_diagnostic", *self.runs(looked_at), *chosen)
 
-    def _stride(self, arms: Sequence[Arm], group: Group) -> None:
-        """Strides with both reaches on all sets of the group: what is there is reused."""
+    def _stride(self, arms: Sequence[Arm], data: str, sets: Sequence[str]) -> None:
+        """Strides with both reaches; what is there is reused."""
         for reach in ("window", "chunk"):
-            self._score(arms, group.data, group.sets, *_STRIDES, reach)
+            self._score(arms, data, sets, *_STRIDES, reach)
 
     def _score(self, arms: Sequence[Arm], data: str, sets: Sequence[str], *how: str) -> None:
         if arms:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from evaluation.class_bpb.statistics import CLASS_NAMES, ClassSums
+from evaluation.class_bpb.statistics import BY_BAND, CLASS_NAMES, ClassSums
 from evaluation.records import (
     Records,
     RecordsHeader,
@@ -92,6 +92,16 @@ def test_the_hash_sees_every_part() -> None:
     }
     assert len(hashes) == 5
     assert make_records().sha256 == records.sha256
+
+
+def test_mean_nats_of_groups_and_of_none() -> None:
+    records = make_records()
+    chosen = [
+        place for place, name in enumerate(CLASS_NAMES) if name.startswith(("order_0", "order_1"))
+    ]
+    nats, counts = (array[:, chosen].sum() for array in records.sums[:2])
+    assert records.mean_nats(BY_BAND, ["order_0", "order_1"]) == pytest.approx(nats / counts)
+    assert np.isnan(records.mean_nats(BY_BAND, []))
 
 
 def test_filter_keeps_order_and_sums() -> None:
