@@ -210,21 +210,20 @@ class Study:
                 self._look_closely(closer, group.data)
             strided = [arm for arm in arms if arm.recipe.name in detail.strides]
             self._stride(strided, group.data, group.sets)
+            if looked_at := [arm for arm in closer if arm.recipe.name in detail.attention]:
+                chosen = ("--chunk_set", self.out / group.data, "--set", detail.set_name)
+                run("-m", "evaluation.attention_diagnostic", *self.runs(looked_at), *chosen)
         self._mix(with_confirmation=False)
 
     def _look_closely(self, arms: Sequence[Arm], data: str) -> None:
-        """Strides with both reaches, ablated tables, attention (Sections 4.4 and 4.6)."""
+        """Strides with both reaches and ablated tables (Sections 4.4 and 4.6)."""
         detail = self.plan.detail
         tables = [arm for arm in arms if arm.recipe.model.get("document_table", True)]
-        looked_at = [arm for arm in arms if arm.recipe.name in detail.attention]
         self._stride(arms, data, [detail.set_name])
         self._score(tables, data, [detail.set_name], "--ablate_table")
         # The paper's ablation is of A + table under strides.
-        both = [arm for arm in tables if arm in looked_at]
+        both = [arm for arm in tables if arm.recipe.name in detail.attention]
         self._score(both, data, [detail.set_name], *_STRIDES, "window", "--ablate_table")
-        if looked_at:
-            chosen = ("--chunk_set", self.out / data, "--set", detail.set_name)
-            run("-m", "evaluation.attention_diagnostic", *self.runs(looked_at), *chosen)
 
     def _stride(self, arms: Sequence[Arm], data: str, sets: Sequence[str]) -> None:
         """Strides with both reaches; what is there is reused."""

@@ -100,6 +100,14 @@ def read_study(path: Path) -> StudyPlan:
             raise ValueError(
                 f"{path}: {name} names the chunk set {data!r}; data has {', '.join(found.data)}"
             )
+    trained = {arm for group in found.groups.values() for arm in group.arms}
+    for key in ("mixture", "attention", "strides"):
+        for arm in getattr(found.detail, key):
+            if arm not in trained:
+                raise ValueError(
+                    f"{path}: detail.{key} names the arm {arm!r}; no group trains it: "
+                    f"{', '.join(sorted(trained))}"
+                )
     for group in found.groups.values():
         for arm in group.arms:
             if not (found.recipes / f"{arm}.yaml").is_file():

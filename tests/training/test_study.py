@@ -223,7 +223,7 @@ def test_a_later_arm_is_confirmed_by_the_same_command(tmp_path):
         "--confirmation confirmation --chunk_length 64 --vocab_size 300"
     ]
     core = plain["groups"]["core"] | {"sets": ["dev_val"]}
-    plain |= {"groups": {"core": core}, "detail": {"mixture": ["b"]}}
+    plain |= {"groups": {"core": core}, "detail": {"mixture": ["b"], "attention": ["b"]}}
     first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
     first.write_text(yaml.safe_dump(DRAFT))
     plain["registration"] = str(first)
@@ -239,6 +239,7 @@ def test_a_later_arm_is_confirmed_by_the_same_command(tmp_path):
     contrast = CONTRAST | {"name": "H2", "arm": "b_bigram", "seeds": [44]}
     second.write_text(yaml.safe_dump(DRAFT | {"contrasts": [contrast]}))
     plain["registration"] = [str(first), str(second)]
+    plain["detail"]["attention"].append("b_bigram")
     plain["groups"]["later"] = core | {"arms": {"b_bigram": [44]}}
     study.write_text(yaml.safe_dump(plain))
     subprocess.run(command, cwd=ROOT, check=True)
@@ -247,6 +248,8 @@ def test_a_later_arm_is_confirmed_by_the_same_command(tmp_path):
     assert list(found["contrasts"][0]["seeds"]) == ["44"]
     assert found["notes"][0].startswith("b, seed 44, was scored before")
     assert (out / "report" / "report.md").is_file()
+    measured = sorted(path.parents[1].name for path in out.glob("runs/*/attention/dev_val.json"))
+    assert measured == ["b_bigram_s44", "b_s44"]
 
 
 def test_a_chunk_set_that_lends_its_tokenizer_is_built_too(tmp_path, out):
@@ -256,6 +259,14 @@ def test_a_chunk_set_that_lends_its_tokenizer_is_built_too(tmp_path, out):
     plain["groups"]["short"] = plain["groups"]["core"] | {"data": "packed"}
     study.write_text(yaml.safe_dump(plain))
     assert list(Study(read_study(study), out, groups=["short"]).data) == ["chunk_set", "packed"]
+
+
+def test_arms_of_the_detail_must_be_trained(tmp_path):
+    study = write_study(tmp_path, 2)
+    plain = yaml.safe_load(study.read_text()) | {"detail": {"attention": ["b", "a_table"]}}
+    study.write_text(yaml.safe_dump(plain))
+    with pytest.raises(ValueError, match="detail.attention names the arm 'a_table'; no group"):
+        read_study(study)
 
 
 def test_unknown_groups_are_named(tmp_path, out):
