@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -15,6 +15,12 @@ from evaluation.profiles import class_effects, class_profile
 from evaluation.section import Section, pair_hashes, pair_name, paper_text
 from evaluation.study import Study
 from evaluation.tables import MISSING, Table, signed, signed_interval, split_table
+
+# What a model's width decides; all other options are its layout.
+_WIDTH_KEYS = (
+    *("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("intermediate_size", "document_table"),
+)
 
 
 def ablation(study: Study) -> Section:
@@ -180,7 +186,7 @@ def _special_arms(
 def widths(study: Study) -> Section:
     """The table's gain on one layout at several widths, with class terms (4.7)."""
     title = "Width (Section 4.7)"
-    by_layout: dict[tuple[Any, ...], dict[int, tuple[str, str, int]]] = {}
+    by_layout: dict[str, dict[int, tuple[str, str, int]]] = {}
     for pair in study.pairs:
         arm, baseline, seed = pair
         model = study.recipe(arm, seed).get("model", {})
@@ -189,9 +195,9 @@ def widths(study: Study) -> Section:
             continue
         if _table_source(study, pair) != "document":
             continue  # a control or dropout stands for no width
-        keys = ("max_position_embeddings", "window_pattern", "short_window", "num_hidden_layers")
-        layout = (*(model.get(key) for key in keys), seed)
-        by_layout.setdefault(layout, {})[model.get("hidden_size", 512)] = pair
+        layout = {key: value for key, value in theirs.items() if key not in _WIDTH_KEYS}
+        same = json.dumps([layout, seed], sort_keys=True)
+        by_layout.setdefault(same, {})[model.get("hidden_size", 512)] = pair
     groups = [group for group in by_layout.values() if len(group) > 1]
     name = study.main_set
     if not groups or name is None:

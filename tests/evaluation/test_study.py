@@ -223,6 +223,12 @@ def test_sections_find_their_arms(tmp_path: Path) -> None:
             model=lg | {"hidden_size": 768, "document_table": True},
             data={"table_source": "foreign"},
         ),
+        write_run(tmp_path / "bi", improved(BASE, 0.1, arm="bi"), model=lg | {"bigram_rows": 8}),
+        write_run(
+            tmp_path / "bi_table",
+            arm("bi_table", 0.2, baseline="bi"),
+            model=lg | {"bigram_rows": 8, "document_table": True},
+        ),
     ]
     diagnosis(arm("heads"), 0.2, query_gains=[[1.0, 1.0], [1.25, 7.3]]).write(runs[3])
     out = tmp_path / "out"
