@@ -99,13 +99,21 @@ class Page:
         """Bits per byte."""
         return f"{records_bits_per_byte(self._records(arm, seed, set_name, form, ablated)):.4f}"
 
-    def nats(self, arm: str, seed: int, set_name: str, partition: str, *patterns: str) -> str:
-        """Mean nats of the targets in the groups that match, in the training format.
+    def nats(
+        self,
+        arm: str,
+        seed: int,
+        set_name: str,
+        partition: str,
+        *patterns: str,
+        form: str = "training",
+    ) -> str:
+        """Mean nats of the targets in the groups that match.
 
         Raises:
             ValueError: if the records or the groups are missing, or no target is in them.
         """
-        records = self._records(arm, seed, set_name, "training")
+        records = self._records(arm, seed, set_name, form)
         grouping, _ = PARTITIONS[partition]
         found = records.mean_nats(grouping, matching_groups(partition, patterns))
         if isnan(found):

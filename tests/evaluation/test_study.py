@@ -584,6 +584,10 @@ def test_a_page_may_stand_beside_another_study(tmp_path: Path) -> None:
         ('{{ pair("lg", "lg_table", 44, "dev_val").violations }}', "lg has no table"),
         ('{{ read("moon.json") }}', "needs the file moon.json beside its template"),
         ('{{ nats("lg", 44, "dev_val", "band", "moon") }}', "band has no group moon"),
+        (
+            '{{ nats("lg", 44, "dev_val", "band", "order_0", form="packed") }}',
+            "needs records of lg, seed 44, on dev_val, packed format",
+        ),
         ('{{ beside("moon") }}', "needs run folders in moon/evidence"),
         ("{{ gains }}", "'gains' is undefined"),
         (
