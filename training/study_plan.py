@@ -100,6 +100,10 @@ def read_study(path: Path) -> StudyPlan:
             raise ValueError(
                 f"{path}: {name} names the chunk set {data!r}; data has {', '.join(found.data)}"
             )
+    for group in found.groups.values():
+        for arm in group.arms:
+            if not (found.recipes / f"{arm}.yaml").is_file():
+                raise ValueError(f"{path}: no recipe {found.recipes / f'{arm}.yaml'}")
     trained = {arm for group in found.groups.values() for arm in group.arms}
     for key in ("mixture", "attention", "strides"):
         for arm in getattr(found.detail, key):
@@ -108,10 +112,6 @@ def read_study(path: Path) -> StudyPlan:
                     f"{path}: detail.{key} names the arm {arm!r}; no group trains it: "
                     f"{', '.join(sorted(trained))}"
                 )
-    for group in found.groups.values():
-        for arm in group.arms:
-            if not (found.recipes / f"{arm}.yaml").is_file():
-                raise ValueError(f"{path}: no recipe {found.recipes / f'{arm}.yaml'}")
     return found
 
 
