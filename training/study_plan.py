@@ -66,6 +66,9 @@ class StudyPlan:
     """Disk that the chunk sets and the scores need, about."""
 
 
+_ARMS_OF_DETAIL = ("mixture", "attention", "strides")
+
+
 def read_study(path: Path) -> StudyPlan:
     """Read a study's YAML file and check it.
 
@@ -105,11 +108,12 @@ def read_study(path: Path) -> StudyPlan:
             if not (found.recipes / f"{arm}.yaml").is_file():
                 raise ValueError(f"{path}: no recipe {found.recipes / f'{arm}.yaml'}")
     trained = {arm for group in found.groups.values() for arm in group.arms}
-    for key in ("mixture", "attention", "strides"):
-        for arm in getattr(found.detail, key):
+    named = {f"detail.{key}": getattr(found.detail, key) for key in _ARMS_OF_DETAIL}
+    for key, arms in {**named, "cards": found.cards}.items():
+        for arm in arms:
             if arm not in trained:
                 raise ValueError(
-                    f"{path}: detail.{key} names the arm {arm!r}; no group trains it: "
+                    f"{path}: {key} names the arm {arm!r}; no group trains it: "
                     f"{', '.join(sorted(trained))}"
                 )
     return found

@@ -261,11 +261,17 @@ def test_a_chunk_set_that_lends_its_tokenizer_is_built_too(tmp_path, out):
     assert list(Study(read_study(study), out, groups=["short"]).data) == ["chunk_set", "packed"]
 
 
-def test_arms_of_the_detail_must_be_trained(tmp_path):
+@pytest.mark.parametrize(
+    ("named", "key"),
+    [
+        ({"detail": {"attention": ["b", "a_table"]}}, "detail.attention"),
+        ({"cards": ["a_table"]}, "cards"),
+    ],
+)
+def test_arms_that_a_plan_names_must_be_trained(tmp_path, named, key):
     study = write_study(tmp_path, 2)
-    plain = yaml.safe_load(study.read_text()) | {"detail": {"attention": ["b", "a_table"]}}
-    study.write_text(yaml.safe_dump(plain))
-    with pytest.raises(ValueError, match="detail.attention names the arm 'a_table'; no group"):
+    study.write_text(yaml.safe_dump(yaml.safe_load(study.read_text()) | named))
+    with pytest.raises(ValueError, match=f"{key} names the arm 'a_table'; no group trains it"):
         read_study(study)
 
 
